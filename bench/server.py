@@ -2,7 +2,7 @@
 """Loads `mantissa serve` as many clients do and measures it.
 
     bench/server.py load MANTISSA MODEL [--clients 64] [--minutes 10] [--parallel 16] [--keys] [--out load.json]
-    bench/server.py streams MANTISSA MODEL [--parallel 16]
+    bench/server.py streams MANTISSA MODEL [--parallel 16] [--form]
     bench/server.py prefix MANTISSA MODEL [--prompt 2000]
     bench/server.py stop MANTISSA MODEL [--drain 5]
     bench/server.py forms MANTISSA MODEL [--rounds 40] [--threads 1]
@@ -11,7 +11,7 @@
 Each starts a server on a free port of the loopback. `load`: clients with prompts and answers of mixed lengths, one in twenty of which
 disconnects within its answer; compares every whole answer with the one that the server gives alone, counts errors and refusals (429,
 503: the client waits as Retry-After says), and prints memory over time; with --keys each client has a key of its own. Prints times between tokens and the scheduler's share of a step.
-`streams`: tokens/s of 1, 2, 4, 8 and 16 streams, medians of three rounds. `prefix`: 16 requests that share a long prompt, and how many of its
+`streams`: tokens/s of 1, 2, 4, 8 and 16 streams, medians of three rounds; with --form 16 streams free and held to a schema, in turn. `prefix`: 16 requests that share a long prompt, and how many of its
 tokens were computed. `stop`: SIGTERM under load, and the time to the end. `forms`: processor time of an answer in a form against one without, in turn, with
 the same prompt and number of tokens. `first`: time to the first token of `/v1/chat/completions`, of prompts of three lengths that
 no earlier one begins with, against llama-server with the same file and threads: both serve at once and are asked in turn.
@@ -32,6 +32,8 @@ import tempfile
 import time
 import urllib.request
 
+ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}, "required": ["name", "count"], "additionalProperties": False}
+FORMS = {"expression": {"regex": "(?s:.)*"}, "schema": {"json": {"type": "array", "items": ITEM, "minItems": 400}}}
 WORDS = "the little dog ran to the big tree and found a red ball that his friend had lost in the park on a sunny day".split()
 
 
@@ -224,17 +226,22 @@ async def load(args):
 
 async def streams(args):
     server, figures = Server(args), {}
-    for _ in range(3):
-        for count in (1, 2, 4, 8, 16):
+    for round in range(4 if args.form else 3):
+        for count in (1, 2, 4, 8, 16) if not args.form else (16,):
             bodies = [{"prompt": f"Story {i}: " + " ".join(WORDS), "max_tokens": 128, "temperature": 0, "ignore_eos": True} for i in range(count)]
-            begin = time.perf_counter()
-            await asyncio.gather(*(stream(server.port, body) for body in bodies))
-            figures.setdefault(count, []).append(128 * count / (time.perf_counter() - begin))
+            for name, form in [("free", {}), ("schema", {"structured_outputs": FORMS["schema"]})][: 2 if args.form else 1]:
+                begin = time.perf_counter()
+                done = await asyncio.gather(*(stream(server.port, {**body, **form}) for body in bodies))
+                tokens = sum(usage["completion_tokens"] for _, _, usage in done)
+                # The first round of forms compiles them.
+                if round or not args.form:
+                    figures.setdefault((count, name), []).append(tokens / (time.perf_counter() - begin))
     shares = server.shares()
     server.stop()
-    medians = {count: statistics.median(values) for count, values in figures.items()}
-    for count, value in medians.items():
-        print(f"{count:3} streams: {value:8.1f} tokens/s, {value / medians[1]:.2f} of one")
+    medians = {key: statistics.median(values) for key, values in figures.items()}
+    first = next(iter(medians.values()))
+    for (count, name), value in medians.items():
+        print(f"{count:3} streams, {name}: {value:8.1f} tokens/s, {value / first:.2f} of the first line")
     print(", ".join(f"{name} {share:.2%}" for name, share in shares.items()))
     return 0
 
@@ -275,9 +282,6 @@ async def first_token(port, body):
 async def forms(args):
     """The expression allows every text, so its answer is the free one; the schema allows an array of objects of any length."""
     server, tokens = Server(args, "--threads", str(args.threads)), 200
-    item = {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}, "required": ["name", "count"], "additionalProperties": False}
-    kinds = {"expression": {"regex": "(?s:.)*"}, "schema": {"json": {"type": "array", "items": item, "minItems": 400}}}
-
     def processor():
         """Seconds of all threads of all processes, which are idle between requests."""
         tasks = [task for process in server.processes() for task in (process / "task").iterdir()]
@@ -290,10 +294,10 @@ async def forms(args):
         await asyncio.sleep(0.05)
         return processor() - begin, text, usage["completion_tokens"]
 
-    ratios, different = {name: [] for name in kinds}, 0
+    ratios, added, different = {name: [] for name in FORMS}, {name: [] for name in FORMS}, 0
     for at in range(args.rounds + 1):
         body = {"prompt": "A list of words: " + " ".join(WORDS[at % 5:]), "max_tokens": tokens, "temperature": 0.8, "seed": at, "ignore_eos": True}
-        for name, form in kinds.items():
+        for name, form in FORMS.items():
             order = [body, {**body, "structured_outputs": form}]
             costs = [await cost(one) for one in (order if at % 2 else order[::-1])]
             free, formed = costs if at % 2 else costs[::-1]
@@ -303,12 +307,13 @@ async def forms(args):
             # The first round warms up and compiles.
             if at:
                 ratios[name].append(formed[0] / free[0])
+                added[name].append(1e6 * (formed[0] - free[0]) / tokens)
     server.stop()
     for name, values in ratios.items():
         values.sort()
         n = len(values)
         spread = f"quartiles {values[n // 4]:.4f} and {values[3 * n // 4]:.4f}"
-        print(f"{name}: {n} pairs of {tokens} tokens, median {statistics.median(values):.4f} of the free answer, {spread}")
+        print(f"{name}: {n} pairs of {tokens} tokens, median {statistics.median(values):.4f} of the free answer, {spread}; {statistics.median(added[name]):.0f} us a token more")
     print(f"{different} answers differ that should not")
     return 0
 
@@ -378,6 +383,7 @@ def main():
     parser.add_argument("--llama", help="llama-server's binary")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--form", action="store_true", help="16 streams free and held to a schema")
     parser.add_argument("--out")
     args = parser.parse_args()
     sys.exit(asyncio.run({"load": load, "streams": streams, "prefix": prefix, "stop": stop, "forms": forms, "first": first}[args.measure](args)))

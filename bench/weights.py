@@ -6,7 +6,8 @@
 WINDOWS.json holds token windows: `calib`, `eval_mix` and further keys that begin with eval_, on which the recipes of OUT_OF_DOMAIN are
 measured too. Appends one JSON line per recipe to WORK/results.jsonl (processor seconds, bytes, and what `eval --json` prints for
 each key) and deletes the quantized model. A recipe that is in the file already is left out, so that a run can be continued. `table`
-as the only further argument prints WORK/results.jsonl as Markdown.
+as the only further argument prints WORK/results.jsonl as Markdown; `figures` with --name MODEL puts its rows in place of those of the same model and
+recipe in the table that the program reads (crates/mantissa-plan/src/figures/recipes.tsv), from which the results pages are generated.
 """
 
 import argparse
@@ -81,13 +82,35 @@ def table(path):
         print(f"| `{result['recipe']}` | {result['bytes']} | {kl} | {100 * mix['top1']:.2f} | {delta} | {result['cpu_s']:.0f} |")
 
 
+FIGURES = pathlib.Path(__file__).parent.parent / "crates/mantissa-plan/src/figures/recipes.tsv"
+
+
+def figures(path, model):
+    """Columns: model, recipe, format, bits, MB, KL, its error, top-1, ΔNLL, its error, seconds. Bits of an earlier row stay."""
+    head, *rows = (line.split("\t") for line in FIGURES.read_text().splitlines())
+    rows = {tuple(row[:3]): row for row in rows}
+    for result in map(json.loads, path.read_text().splitlines()):
+        mix = result.get("eval_mix")
+        if mix is None:
+            continue
+        key = (model, result["recipe"], "")
+        bits = rows.get(key, [""] * 4)[3]
+        measured = [f"{result['bytes'] / 1e6:.2f}", f"{mix['kl']:.5f}", f"{mix['kl_se']:.5f}", f"{100 * mix['top1']:.2f}"]
+        delta = [f"{mix['delta_nll']:.5f}", f"{mix['delta_nll_se']:.5f}", f"{result['cpu_s']:.0f}"]
+        rows[key] = [*key, bits, *measured, *delta]
+    order = {name: at for at, name in enumerate(dict.fromkeys(row[0] for row in rows.values()))}
+    lines = [head, *sorted(rows.values(), key=lambda row: (order[row[0]], float(row[5])))]
+    FIGURES.write_text("".join("\t".join(line) + "\n" for line in lines))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mantissa", type=pathlib.Path)
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("windows", type=pathlib.Path)
     parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("action", nargs="?", choices=["table"])
+    parser.add_argument("action", nargs="?", choices=["table", "figures"])
+    parser.add_argument("--name", help="model of the figures, such as ref-32m")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--recipes", nargs="*", default=UNCALIBRATED + CALIBRATED + GGUF)
@@ -95,6 +118,8 @@ def main():
     results = args.work / "results.jsonl"
     if args.action == "table":
         return table(results)
+    if args.action == "figures":
+        return figures(results, args.name)
     args.work.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["recipe"] for line in results.read_text().splitlines()} if results.exists() else set()
     keys = [key for key in json.loads(args.windows.read_text()) if key.startswith("eval_")]

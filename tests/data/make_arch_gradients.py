@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 VARIANTS = [
     "arcee", "bitnet-relu2", "bitnet-silu", "exaone4", "gemma", "gemma2", "gemma3", "gpt-neox", "gpt-neox-serial", "gpt2",
-    "mistral-window", "mixtral", "olmo", "olmo2", "phi", "phi3", "qwen2-moe", "qwen3-moe", "qwen3-qknorm", "starcoder2",
+    "apertus", "hunyuan", "mistral-window", "mixtral", "olmo", "olmo2", "phi", "phi3", "qwen2-moe", "qwen3-moe", "qwen3-qknorm", "starcoder2",
 ]
 BALANCE = 0.1
 
@@ -67,6 +67,8 @@ def record(source: Path) -> dict:
     for name, parameter in model.named_parameters():
         grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         grads.update({name: numbers(piece) for name, piece in split_experts(name, grad, names)})
+    # Constants of activations, which a checkpoint stores beside what is learned.
+    grads.update({name: [0.0, 0.0] for name, _ in model.named_buffers() if name in names})
     assert set(grads) <= names, sorted(set(grads) - names)
     return {**found, "gradients": grads}
 

@@ -27,7 +27,8 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2", "gemma4_text": "gemma4", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
     "jamba": "jamba", "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa", "cohere2_moe": "cohere2moe",
-    "gemma3n_text": "gemma3n", "kimi_linear": "kimi-linear", "deepseek_v4": "deepseek4",
+    "gemma3n_text": "gemma3n", "kimi_linear": "kimi-linear", "deepseek_v4": "deepseek4", "hunyuan_v1_dense": "hunyuan-dense",
+    "mamba2": "mamba2", "apertus": "apertus",
 }
 
 EXPERTS = r"\.experts\.|block_sparse_moe\.(in|out)put_linear"

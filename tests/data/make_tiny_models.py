@@ -33,6 +33,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from transformers import Phi3Config, Phi3ForCausalLM, PhiConfig, PhiForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import ApertusConfig, ApertusForCausalLM, BambaConfig, BambaForCausalLM
+from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM, Mamba2Config, Mamba2ForCausalLM
 from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4ForCausalLM, SeedOssConfig, SeedOssForCausalLM
 from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
@@ -147,6 +149,9 @@ COHERE_MOE = dict(num_hidden_layers=3, layer_types=["full_attention", "full_atte
                   mlp_layer_types=["dense", "sparse", "sparse"], intermediate_size=10, prefix_dense_intermediate_size=14, num_experts=4,
                   num_experts_per_tok=2, num_shared_experts=2, logit_scale=0.25, tie_word_embeddings=True, rope_parameters=rope(100.0),
                   rms_norm_eps=None)
+# Fields of COMMON that a model of mixers alone does not have.
+NO_ATTENTION = dict.fromkeys(["num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings",
+                              "rms_norm_eps", "rope_parameters"], ABSENT)
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
 
 # Towers as small as they can be, and tokens that no text here has.
@@ -603,6 +608,26 @@ VARIANTS += [
             tokens=32, seed=1100),
 ]
 
+NTK_ALPHA = rope(10.0, "dynamic", alpha=50.0, factor=1.0)
+VARIANTS += [
+    Variant("hunyuan", HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM, {"head_dim": 12, "rope_parameters": NTK_ALPHA},
+            {"alpha": {"rope_parameters": {**NTK_ALPHA, "alpha": 1.0}}, "q norm": "weights:query_layernorm.weight=1",
+             "k norm": "weights:key_layernorm.weight=1"}, seed=1101),
+    # As Bamba 9B: attention in the listed layers, which rotates half of a head.
+    Variant("bamba", BambaConfig, BambaForCausalLM,
+            {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2,
+             "mamba_d_state": 6, "time_step_limit": [0.02, 2.0], "rms_norm_eps": 0.05, "rope_parameters": rope(100.0)},
+            {**MAMBA_WITHOUT, "step limits": {"time_step_limit": [0.0, 100.0]}, "eps": {"rms_norm_eps": 1e-5},
+             "rope theta": {"rope_parameters": rope(10000.0)}}, seed=1106),
+    Variant("mamba2", Mamba2Config, Mamba2ForCausalLM,
+            {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 6, "layer_norm_epsilon": 0.05, **NO_ATTENTION},
+            {**MAMBA_WITHOUT, "eps": {"layer_norm_epsilon": 1e-5}}, seed=1103),
+    Variant("apertus", ApertusConfig, ApertusForCausalLM, {"rope_parameters": LLAMA3},
+            {"factor above 0": "weights:alpha_p=-20", "factor below 0": "weights:alpha_n=-20", "slope": r"weights:act_fn\.beta=0",
+             "limit of the exponential": r"weights:act_fn\.eps=0", "q norm": "weights:q_norm.weight=1",
+             "k norm": "weights:k_norm.weight=1", "rope scaling": {"rope_parameters": rope(100.0)}}, seed=1104),
+]
+
 COMMON = dict(
     vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-5,
@@ -691,6 +716,8 @@ def configure(variant, change):
 
 def build(variant, config):
     config._attn_implementation = config._experts_implementation = "eager"
+    # Saving a model makes it a string, which xIELU does not take.
+    config.dtype = getattr(torch, config.dtype) if isinstance(config.dtype, str) else config.dtype
     return variant.model_class(config).eval()
 
 
@@ -719,6 +746,11 @@ def randomize(model):
                 parameter.normal_(0.0, 0.5)
             elif name.endswith("A_log"):
                 parameter.uniform_(-2.0, 0.5)
+            elif name.endswith("act_fn.eps"):
+                # Far enough below 0 to matter.
+                parameter.uniform_(-0.5, -0.2)
+            elif name.endswith("act_fn.beta"):
+                parameter.uniform_(0.3, 0.7)
             elif name.endswith("conv1d.weight") or name.endswith("conv.conv.weight"):
                 parameter.normal_(0.0, 0.5)
             elif name.endswith("norm.weight"):
@@ -746,8 +778,8 @@ def randomize(model):
 
 
 def corrections(model):
-    """Score corrections of routers and factors of layers are buffers, not parameters."""
-    buffers = "e_score_correction_bias|expert_bias|layer_scalar|tid2eid"
+    """Score corrections of routers, factors of layers and constants of activations are buffers, not parameters."""
+    buffers = "e_score_correction_bias|expert_bias|layer_scalar|tid2eid|act_fn"
     return [(name, buffer) for name, buffer in model.named_buffers() if re.search(buffers, name)]
 
 

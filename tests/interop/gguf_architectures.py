@@ -27,7 +27,7 @@ DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 LAYERS = {"llama4": [1, 0, 1, 2], "exaone-moe": [1, 0, 2], "glm4-moe-lite": [1, 0, 2]}
 # Models with rates of decay.
 DECAYING = ["qwen3-next-square", "qwen3-5-square", "qwen3-5-moe-square", "granite-hybrid", "jamba-wide", "falcon-h1", "nemotron-h",
-            "granite-hybrid-moe", "nemotron-h-moe", "nemotron-h-latent", "kimi-linear"]
+            "granite-hybrid-moe", "nemotron-h-moe", "nemotron-h-latent", "kimi-linear", "mamba2"]
 # Largest difference of llama.cpp's logits where it is larger. In Gemma 4 embeddings of layers pass a GELU, from llama.cpp's
 # table in f16, after the MLP's: without both 2.2e-6 are left.
 TOLERANCE = {"gemma4": 0.02, "gemma3n": 0.02}
@@ -110,6 +110,9 @@ MODELS = {
     "glm-moe-dsa-sparse": {"index_head_dim": 64, **EPSILON},
     "nemotron-h-moe": {},
     "nemotron-h-latent": {},
+    "hunyuan": {},
+    "mamba2": {},
+    "apertus": {},
     # A RoPE base for which the ends of YaRN's ramp are integers: llama.cpp rounds them, gpt-oss does not.
     "gpt-oss": {
         "swiglu_limit": 7.0,

@@ -25,6 +25,9 @@ pub struct Architecture {
     pub ternary: bool,
     /// Fields that its config.json names differently: `(ours, its own)`.
     pub aliases: &'static [(&'static str, &'static str)],
+    /// Integers of fields that its config.json leaves out, under our names; flags are 0 or 1. In a multimodal model those of
+    /// the wrapper hold instead.
+    pub defaults: &'static [(&'static str, u64)],
     /// Flags that change the computation and are supported with one value only, the default of configs without them.
     pub fixed_flags: &'static [(&'static str, bool)],
     /// Fields that are supported with these values only, or absent.

@@ -1,6 +1,8 @@
 //! The list of families, a file each.
 
+mod apertus;
 mod arcee;
+mod bamba;
 mod bitnet;
 mod cohere;
 mod deepseek;
@@ -16,10 +18,12 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod jamba;
 mod kimi;
 mod lfm2;
 mod llama;
+mod mamba2;
 mod minimax;
 mod mistral;
 mod nemotron_h;
@@ -45,8 +49,10 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &smollm::FAMILY,
     &seed_oss::FAMILY,
     &arcee::FAMILY,
+    &hunyuan::FAMILY,
     &exaone::FAMILY,
     &starcoder::FAMILY,
+    &apertus::FAMILY,
     &bitnet::FAMILY,
     &gemma::FAMILY,
     &gemma3n::FAMILY,
@@ -59,7 +65,9 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &qwen_hybrid::FAMILY,
     &falcon_h1::FAMILY,
     &jamba::FAMILY,
+    &bamba::FAMILY,
     &nemotron_h::FAMILY,
+    &mamba2::FAMILY,
     &lfm2::FAMILY,
     &deepseek::FAMILY,
     &deepseek_v4::FAMILY,

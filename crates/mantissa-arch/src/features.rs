@@ -13,6 +13,9 @@ pub enum Activation {
     GeluTanh,
     /// GELU with the error function.
     Gelu,
+    /// xIELU, with parameters for each layer: `α x² + β x` above 0, `α (exp(x) - 1 - x) + β x` below (Huang 2024, arXiv
+    /// 2411.13010).
+    Xielu,
 }
 
 impl Activation {
@@ -23,6 +26,7 @@ impl Activation {
             "relu2" => Activation::Relu2,
             "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
             "gelu" => Activation::Gelu,
+            "xielu" => Activation::Xielu,
             _ => return None,
         })
     }
@@ -36,6 +40,7 @@ impl fmt::Display for Activation {
             Activation::Relu2 => "relu2",
             Activation::GeluTanh => "gelu_pytorch_tanh",
             Activation::Gelu => "gelu",
+            Activation::Xielu => "xielu",
         })
     }
 }
@@ -77,7 +82,7 @@ pub enum NormPlaces {
     ParallelShared,
 }
 
-/// Norms of queries and keys before RoPE (QK norm).
+/// Norms of queries and keys (QK norm), before RoPE unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadNorms {
     /// No QK norm.
@@ -88,6 +93,8 @@ pub enum HeadNorms {
     Whole,
     /// Norms each head by itself, without weights, in layers that are rotated (Llama 4).
     Plain,
+    /// Norms each head by itself, after RoPE (HunYuan).
+    Rotated,
 }
 
 /// Storage of the projections to queries, keys and values.

@@ -17,6 +17,8 @@ pub enum MixerKind {
     StateSpace,
     /// Mamba-2 in some of the blocks of a list, each of which has one half of a layer (Nemotron-H).
     StateSpaceBlocks,
+    /// Mamba-2 as the whole of every layer (Mamba-2).
+    StateSpaceAlone,
     /// Mamba-2 beside attention in every layer (Falcon-H1).
     ParallelStateSpace,
     /// Attention to a window and to compressed entries (DeepSeek-V4).

@@ -150,6 +150,22 @@ pub struct RopeRules {
     pub no_rope: NoRope,
     /// True if the rotated pairs are adjacent in a head, not half of its rotated part apart.
     pub interleaved: bool,
+    /// True if `alpha` of a `dynamic` scaling stretches the base, whatever the length (HunYuan).
+    pub alpha: bool,
+}
+
+impl RopeRules {
+    /// Plain rotary embedding of whole heads.
+    pub const PLAIN: Self = RopeRules {
+        theta: 10_000.0,
+        partial: None,
+        local_theta: None,
+        compressed_theta: None,
+        required: false,
+        no_rope: NoRope::None,
+        interleaved: false,
+        alpha: false,
+    };
 }
 
 /// Constant factors of Granite and Cohere: fields of config.json with their defaults.

@@ -1,17 +1,17 @@
 //! Chooses a measured recipe for an engine: `quantize MODEL --for ENGINE` without `--recipe`.
 
 pub mod predict;
-mod table;
 
 use mantissa_advise::{remedy, subject};
 use mantissa_plan::contract::{Subject, Target, lint};
+use mantissa_plan::figures::PAGE;
+use mantissa_plan::offers::{OFFERS, Offer, offer};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::recipe::spelled_out;
 use mantissa_quant::{Options, Plan, QuantError, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
-use self::table::{CANDIDATES, Candidate, MODEL, SOURCE};
 use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
 
@@ -42,7 +42,7 @@ pub struct Choice {
     pub format: Container,
     /// Nominal bits per weight.
     pub bits: u32,
-    /// KL in nats/token that was measured with this recipe on `model`.
+    /// KL in nats/token that was measured with this recipe on `model`: the larger of our two models.
     pub measured_kl: f64,
     /// Model of the figure.
     pub model: &'static str,
@@ -54,7 +54,7 @@ pub struct Choice {
     pub skipped: Vec<Skipped>,
 }
 
-/// Candidate that does not fit.
+/// Offer that does not fit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Skipped {
     /// Recipe.
@@ -70,10 +70,10 @@ fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> std::resu
 }
 
 /// Chooses the recipe with the least measured KL among those of `bits` that fit `source` and load in every target. With
-/// `format`, only recipes in that format. Spare candidates count only if no other fits.
+/// `format`, only recipes in that format. Spare offers count only if no other fits.
 ///
 /// # Errors
-/// No candidate fits; the first reasons, and the bits at which one does.
+/// No offer fits; the first reasons, and the bits at which one does.
 pub fn choose(
     source: &ModelFiles,
     targets: &[Target],
@@ -87,74 +87,75 @@ pub fn choose(
     }
     let (found, skipped) = search(source, targets, bits, format);
     let engines = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-    let Some((candidate, container, fitting)) = found else {
+    let Some((offered, container, fitting)) = found else {
         return Err(none(source, targets, bits, format, &engines, &skipped));
     };
-    let smaller = if candidate.spare { ", in groups of 32, which divide this model's rows" } else { "" };
+    let smaller = if offered.spare { ", in groups of 32, which divide this model's rows" } else { "" };
     let of = match fitting {
         1 => format!("of the measured {bits}-bit recipes only this fits the model and {engines}"),
         n => format!("least KL of the {n} measured {bits}-bit recipes that fit the model and {engines}"),
     };
-    let why = format!("{of}{smaller}: {:.5} nats/token on our test model {MODEL} ({SOURCE})", candidate.kl);
+    let (kl, model) = offered.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
+    let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({PAGE})");
     Ok(Choice {
-        recipe: candidate.recipe,
+        recipe: offered.recipe,
         format: container,
         bits,
-        measured_kl: candidate.kl,
-        model: MODEL,
-        source: SOURCE,
+        measured_kl: kl,
+        model,
+        source: PAGE,
         why,
         skipped,
     })
 }
 
-/// Returns the bits nearest to [`BITS`] at which a candidate loads in `target`, for a model with the layers of `described`
+/// Returns the bits nearest to [`BITS`] at which an offer loads in `target`, for a model with the layers of `described`
 /// whose source is not at hand.
 pub fn loading_bits(described: &Subject, target: &Target) -> Option<u32> {
-    let loads = |candidate: &&Candidate| {
-        let container = Container::named(candidate.format);
-        let recipe = Recipe::load(candidate.recipe).ok();
-        let pair = recipe.zip(container).filter(|_| candidate.is_usual_in(target.server));
+    let loads = |offered: &&Offer| {
+        let container = Container::named(offered.format);
+        let recipe = Recipe::load(offered.recipe).ok();
+        let pair = recipe.zip(container).filter(|_| target.engine.is_usual_reader(offered.format));
         pair.is_some_and(|(recipe, container)| remedy::accepts(described, &recipe, container, target))
     };
-    let bits = CANDIDATES.iter().filter(loads).map(|candidate| candidate.bits);
+    let bits = OFFERS.iter().filter(loads).map(|offered| offered.bits);
     bits.min_by_key(|bits| (bits.abs_diff(BITS), *bits))
 }
 
-/// Best candidate with its format and the number of those that fit.
-type Found = (&'static Candidate, Container, usize);
+/// Best offer with its format and the number of those that fit.
+type Found = (&'static Offer, Container, usize);
 
-/// Returns the best candidate, and the better ones that do not fit.
+/// Returns the best offer, and the better ones that do not fit.
 fn search(
     source: &ModelFiles,
     targets: &[Target],
     bits: u32,
     format: Option<Container>,
 ) -> (Option<Found>, Vec<Skipped>) {
-    let mut candidates: Vec<_> = CANDIDATES.iter().filter(|candidate| candidate.bits == bits).collect();
-    candidates.sort_by(|a, b| a.spare.cmp(&b.spare).then(a.kl.total_cmp(&b.kl)));
+    let mut offers: Vec<_> = OFFERS.iter().filter(|offered| offered.bits == bits).collect();
+    offers.sort_by(|a, b| a.spare.cmp(&b.spare).then(a.kl().total_cmp(&b.kl())));
     let (mut best, mut fitting, mut skipped) = (None, 0, Vec::new());
-    for candidate in candidates {
-        let Some(container) = Container::named(candidate.format) else { continue };
-        let usual = || targets.iter().all(|target| candidate.is_usual_in(target.server));
+    for offered in offers {
+        let Some(container) = Container::named(offered.format) else { continue };
+        let usual = || targets.iter().all(|target| target.engine.is_usual_reader(offered.format));
         if !format.map_or_else(usual, |wanted| wanted == container) {
             continue;
         }
-        match fits(candidate, container, source, targets) {
-            Ok(()) if best.is_some_and(|(best, _): (&Candidate, _)| candidate.spare && !best.spare) => {}
+        match fits(offered, container, source, targets) {
+            Ok(()) if best.is_some_and(|(best, _): (&Offer, _)| offered.spare && !best.spare) => {}
             Ok(()) => {
                 fitting += 1;
-                best = best.or(Some((candidate, container)));
+                best = best.or(Some((offered, container)));
             }
             Err(why) if best.is_none() => {
                 // The first layer stands for all.
                 let why = why.split("; ").next().unwrap_or_default().to_owned();
-                skipped.push(Skipped { recipe: candidate.recipe, format: candidate.format, why });
+                skipped.push(Skipped { recipe: offered.recipe, format: offered.format, why });
             }
             Err(_) => {}
         }
     }
-    (best.map(|(candidate, container)| (candidate, container, fitting)), skipped)
+    (best.map(|(offered, container)| (offered, container, fitting)), skipped)
 }
 
 /// Checks that the recipe can be stored for this model and loads in every target.
@@ -162,12 +163,12 @@ fn search(
 /// # Errors
 /// The first reason why not.
 fn fits(
-    candidate: &Candidate,
+    offered: &Offer,
     container: Container,
     source: &ModelFiles,
     targets: &[Target],
 ) -> Result<(), String> {
-    if let Some(least) = candidate.least_sm
+    if let Some(least) = offered.least_sm
         && !targets.iter().all(|target| target.gpu.is_some_and(|gpu| gpu.sm >= least))
     {
         return Err(format!(
@@ -176,13 +177,13 @@ fn fits(
             least % 10
         ));
     }
-    let recipe = Recipe::load(candidate.recipe).map_err(|error| error.to_string())?;
+    let recipe = Recipe::load(offered.recipe).map_err(|error| error.to_string())?;
     // Stands for the calibration text, which is not tokenized for a question of shapes.
     let calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));
     let options = Options { container: Some(container), calibration, threads: 1, ..Options::default() };
     let plan = Plan::new(source, recipe, options).map_err(|error| error.to_string())?;
     let stored = plan.linear_stored_bits_per_weight();
-    if container.is_one_file() && stored > f64::from(candidate.bits) + SURPLUS {
+    if container.is_one_file() && stored > f64::from(offered.bits) + SURPLUS {
         return Err(format!("{stored:.2} bits per weight here, because its blocks do not divide the rows"));
     }
     let subject = subject::of_plan(&plan, source);
@@ -194,7 +195,7 @@ fn fits(
     Ok(())
 }
 
-/// Makes the error if no candidate fits.
+/// Makes the error if no offer fits.
 fn none(
     source: &ModelFiles,
     targets: &[Target],
@@ -232,9 +233,9 @@ fn unmeasured(
     let formats = || Container::all().filter(move |found| format.is_none_or(|wanted| wanted == *found));
     let pairs = UNMEASURED.iter().flat_map(|recipe| formats().map(move |container| (*recipe, container)));
     let mut pairs = pairs.filter(|((recipe, bits), container)| {
-        let candidate = Candidate::unmeasured(recipe, container.name(), *bits);
-        let usual = targets.iter().all(|target| candidate.is_usual_in(target.server));
-        usual && fits(&candidate, *container, source, targets).is_ok()
+        let offered = offer(recipe, container.name(), *bits);
+        let usual = targets.iter().all(|target| target.engine.is_usual_reader(offered.format));
+        usual && fits(&offered, *container, source, targets).is_ok()
     });
     pairs.next().map(|((recipe, _), container)| (recipe, container))
 }

@@ -185,26 +185,38 @@ pub enum JobError {
     Record(#[from] RecordError),
     /// A file cannot be read or written.
     #[error(transparent)]
-    Store(#[from] mantissa_store::Error),
+    Store(Box<mantissa_store::Error>),
     /// A model cannot be loaded.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(Box<LoadError>),
     /// The tokenizer of a model cannot be loaded or fails.
     #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
+    Tokenizer(Box<TokenizerError>),
     /// A model cannot generate text.
     #[error(transparent)]
-    Generate(#[from] GenerateError),
+    Generate(Box<GenerateError>),
+    /// An evaluation failed.
+    #[error(transparent)]
+    Eval(Box<EvalError>),
+    /// A comparison of models failed.
+    #[error(transparent)]
+    Diff(Box<DiffError>),
+    /// A text cannot be cut into windows.
+    #[error(transparent)]
+    Tokens(Box<TokenError>),
+    /// A task cannot be read.
+    #[error(transparent)]
+    Task(Box<TaskError>),
     /// A quantized tensor is malformed.
     #[error(transparent)]
-    Tensor(#[from] TensorError),
+    Tensor(Box<TensorError>),
     /// A tensor cannot be cast to a scheme.
     #[error("{place}: {error} (scheme {scheme})")]
     Cast {
         /// File and tensor.
         place: String,
         /// Reason.
-        error: TensorError,
+        error: Box<TensorError>,
         /// Scheme.
         scheme: String,
     },
@@ -214,33 +226,21 @@ pub enum JobError {
     /// A value cannot be written as JSON: a bug.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// An evaluation failed.
-    #[error(transparent)]
-    Eval(#[from] EvalError),
-    /// A comparison of models failed.
-    #[error(transparent)]
-    Diff(#[from] DiffError),
-    /// A text cannot be cut into windows.
-    #[error(transparent)]
-    Tokens(#[from] TokenError),
-    /// A task cannot be read.
-    #[error(transparent)]
-    Task(#[from] TaskError),
     /// Training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// Training data cannot be used.
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(Box<DataError>),
     /// A recipe is wrong.
     #[error(transparent)]
     Recipe(Box<RecipeError>),
     /// Quantization failed.
     #[error(transparent)]
-    Quant(#[from] QuantError),
+    Quant(Box<QuantError>),
     /// A search or a diagnosis failed.
     #[error(transparent)]
-    Advise(#[from] AdviseError),
+    Advise(Box<AdviseError>),
     /// Another process or the system failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -258,10 +258,31 @@ pub enum JobError {
     Undeclared(PathBuf),
 }
 
-impl From<RecipeError> for JobError {
-    fn from(error: RecipeError) -> Self {
-        JobError::Recipe(Box::new(error))
-    }
+/// Boxes library errors: most have 120 bytes, and an error is returned once per job.
+macro_rules! boxed {
+    ($($name:ident: $error:ty,)*) => {
+        $(impl From<$error> for JobError {
+            fn from(error: $error) -> Self {
+                JobError::$name(Box::new(error))
+            }
+        })*
+    };
+}
+
+boxed! {
+    Store: mantissa_store::Error,
+    Load: LoadError,
+    Tokenizer: TokenizerError,
+    Generate: GenerateError,
+    Eval: EvalError,
+    Diff: DiffError,
+    Tokens: TokenError,
+    Task: TaskError,
+    Data: DataError,
+    Recipe: RecipeError,
+    Quant: QuantError,
+    Advise: AdviseError,
+    Tensor: TensorError,
 }
 
 impl JobError {
@@ -269,16 +290,15 @@ impl JobError {
     pub fn class(&self) -> Class {
         match self {
             JobError::Gate(_) => Class::Gate,
-            JobError::Stopped(_)
-            | JobError::Train(TrainError::Stopped)
-            | JobError::Eval(EvalError::Stopped) => Class::Stopped,
+            JobError::Stopped(_) | JobError::Train(TrainError::Stopped) => Class::Stopped,
+            JobError::Eval(error) if matches!(**error, EvalError::Stopped) => Class::Stopped,
             JobError::Memory(_) | JobError::Io(_) => Class::Environment,
             JobError::Input(_)
             | JobError::Chat(_)
             | JobError::Run(_)
+            | JobError::Json(_)
             | JobError::Tensor(_)
             | JobError::Cast { .. }
-            | JobError::Json(_)
             | JobError::Record(_)
             | JobError::Tokenizer(_)
             | JobError::Recipe(_)

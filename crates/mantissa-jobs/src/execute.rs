@@ -1,6 +1,7 @@
 //! Execution of plans: progress, an orderly stop, and what the outcome tells.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use mantissa_quant::{Evaluation, Outcome, Plan, QuantError, Start, TaskRuns, run as run_plan};
 use mantissa_store::Output;
@@ -71,4 +72,11 @@ fn tell(outcome: &Outcome, host: &Host) {
     if let Some(path) = &outcome.committed.leftover {
         host.warn(&format!("{}: the replaced output could not be removed", path.display()));
     }
+}
+
+/// Returns the warning about the work folder of another job.
+pub fn left_by_another(path: &Path) -> String {
+    let what =
+        "left by another command that was killed; fix: rerun that command to resume it, or remove the folder";
+    format!("{}: {what}", path.display())
 }

@@ -290,11 +290,17 @@ impl Host {
     /// Those of `read`; [`OverMemory`] if it runs out of memory.
     pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T, JobError>) -> Result<T, JobError> {
         self.counting_texts(read).map_err(|error| match error {
-            JobError::Tokens(TokenError::Memory { what, needs, allowed }) => {
-                self.over_memory(&what, needs, allowed).into()
-            }
+            JobError::Tokens(error) => self.of_tokens(*error),
             error => error,
         })
+    }
+
+    /// Turns an error of tokenizing that ran out of memory into one of the ceiling.
+    pub fn of_tokens(&self, error: TokenError) -> JobError {
+        match error {
+            TokenError::Memory { what, needs, allowed } => self.over_memory(&what, needs, allowed).into(),
+            error => error.into(),
+        }
     }
 
     /// Runs `read` as [`reading_texts`](Self::reading_texts) does, without a change of its errors.

@@ -50,6 +50,7 @@ pub mod record;
 
 // Layer: jobs of quantization.
 mod convert;
+mod fit;
 mod quantize;
 mod rebuild;
 
@@ -64,6 +65,7 @@ pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
     resumes,
 };
+pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served};
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use job::{Job, JobOutput};
 pub use loaded::ModelUse;
@@ -75,4 +77,4 @@ pub use quantize::{
 };
 pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
 pub use run_fault::RunFault;
-pub use text::{bytes, count, parse_bytes};
+pub use text::{bytes, count, parse_bytes, parse_count, short};

@@ -53,6 +53,33 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if value < 1.0 || value >= u64::MAX as f64 { Err(wrong()) } else { Ok(value as u64) }
 }
 
+/// Shortens the name of a tensor: `layer 12 down_proj`. Other texts stay as they are.
+pub fn short(name: &str) -> String {
+    if name.contains(' ') || !name.contains('.') {
+        return name.to_owned();
+    }
+    let parts: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
+    let last = parts.last().copied().unwrap_or(name);
+    match parts.iter().find(|part| part.bytes().all(|digit| digit.is_ascii_digit())) {
+        Some(layer) if *layer != last => format!("layer {layer} {last}"),
+        _ => last.to_owned(),
+    }
+}
+
+/// Parses a number of tokens: digits, or with a k of 1024.
+///
+/// # Errors
+/// A message with the accepted forms.
+pub fn parse_count(text: &str) -> Result<u64, String> {
+    let lower = text.to_lowercase();
+    let (digits, factor) = lower.strip_suffix('k').map_or((&*lower, 1), |digits| (digits, 1024));
+    let count = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+    let allowed = (1..=1 << 30).contains(&count.unwrap_or(0));
+    count
+        .filter(|_| allowed)
+        .ok_or_else(|| format!("expected a number of tokens such as 8192 or 32k, got {text:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +109,21 @@ mod tests {
         }
         for text in ["", "G", "-1G", "1X", "1e9", "0", "1..2", "99999999T", "inf"] {
             assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_short() {
+        for (name, shown) in [
+            ("model.layers.12.mlp.down_proj.weight", "layer 12 down_proj"),
+            ("model.layers.3.mlp.experts.7.up_proj", "layer 3 up_proj"),
+            ("model.embed_tokens.weight", "embed_tokens"),
+            ("lm_head.weight", "lm_head"),
+            ("blk.3.ffn_down.weight", "layer 3 ffn_down"),
+            ("hash of the source", "hash of the source"),
+            ("evaluation", "evaluation"),
+        ] {
+            assert_eq!(short(name), shown);
         }
     }
 }

@@ -45,8 +45,10 @@ pub struct Attention {
     gated: bool,
     /// Factor of the joined heads.
     factor: Option<f32>,
-    /// Half the rotated width of a head; 0 if the layer has no RoPE.
+    /// Half the width of a head that attention rotates; 0 if the layer has no RoPE, or has it before QK norms.
     pub(crate) half: usize,
+    /// Half the width of a head that is rotated before QK norms; 0 if attention rotates.
+    half_before_norms: usize,
     /// True if the rotated pairs are adjacent in what the projections return.
     interleaved: bool,
 }
@@ -68,6 +70,11 @@ impl Attention {
     /// Creates the attention of layer `layer`, on up to `threads` threads.
     pub(crate) fn new(config: &ModelConfig, layer: usize, threads: usize) -> Self {
         let rotated = config.rotated_layers[layer];
+        let half = if rotated { config.rotary_dim_of(layer) / 2 } else { 0 };
+        let (half, half_before_norms) = match config.head_norms {
+            HeadNorms::Rotated => (0, half),
+            _ => (half, 0),
+        };
         Attention {
             shape: config.attention_shape(layer),
             threads,
@@ -89,7 +96,8 @@ impl Attention {
             indexer: IndexerFlow::new(config, layer),
             gated: config.gated_attention,
             factor: config.multipliers.map(|multipliers| multipliers.attended),
-            half: if rotated { config.rotary_dim_of(layer) / 2 } else { 0 },
+            half,
+            half_before_norms,
             interleaved: config.rope_interleaved && rotated,
         }
     }
@@ -104,12 +112,17 @@ impl Attention {
         self.threads
     }
 
-    /// Half the rotated width of a head; 0 without RoPE.
+    /// Half the width of a head that attention rotates; 0 without RoPE, or with it before QK norms.
     pub fn half(&self) -> usize {
         self.half
     }
 
-    /// True if queries and keys are rotated.
+    /// Half the width of a head that is rotated before QK norms; 0 if attention rotates.
+    pub fn half_before_norms(&self) -> usize {
+        self.half_before_norms
+    }
+
+    /// True if attention rotates queries and keys.
     pub fn rotates(&self) -> bool {
         self.half > 0
     }

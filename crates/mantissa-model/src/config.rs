@@ -388,7 +388,7 @@ fn describe(root: Fields<'_>) -> Result<Described<'_>, ConfigError> {
     let known = name.and_then(Architecture::find);
     let architecture =
         known.ok_or_else(|| root.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))?;
-    Ok(Described { fields: root, architecture, wrapper: None })
+    Ok(Described { fields: root.or_defaults(architecture.defaults), architecture, wrapper: None })
 }
 
 /// True if the head is the embedding. In a multimodal model either config may say so.
@@ -486,7 +486,9 @@ fn parse_activation(fields: Fields<'_>, architecture: &Architecture) -> Result<A
     match fields.text("hidden_act")? {
         None => Ok(architecture.activation),
         Some("gelu") if architecture.gelu_is_tanh => Ok(Activation::GeluTanh),
+        // Its parameters have names in some architectures alone.
         Some(name) => Activation::parse(name)
+            .filter(|found| *found != Activation::Xielu || architecture.activation == Activation::Xielu)
             .ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new")),
     }
 }

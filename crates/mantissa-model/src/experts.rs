@@ -267,7 +267,13 @@ impl Experts {
             let kinds = |expert| [LinearKind::ExpertUp(expert)];
             input.enter(operators, kinds, width, [&mut *gate], gathered)?;
         }
-        gating.run(threads, width, gate, up, inner);
+        gating.run(
+            (threads, gating.numbers(|kind| operators.vector(kind)?.first().copied())),
+            width,
+            gate,
+            up,
+            inner,
+        );
         let mut out = &mut result[..rows * d];
         let mut jobs: [[Job<'_>; 1]; TOGETHER] = parts.parts.map(|Part { expert, rows, .. }| {
             let out = out.split_off_mut(..rows * d).unwrap_or_default();

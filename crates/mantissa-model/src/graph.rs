@@ -10,7 +10,8 @@ mod shapes;
 mod sides;
 
 pub use mantissa_arch::kinds::{
-    FusedGroup, Half, HyperPart, HyperSite, LinearInput, LinearKind, NormKind, SideInfo, SideKind, VectorKind,
+    FusedGroup, Half, HyperPart, HyperSite, LinearInput, LinearKind, NormKind, SideInfo, SideKind,
+    VectorKind, XieluPart,
 };
 pub use names::{EMBEDDING, HEAD};
 

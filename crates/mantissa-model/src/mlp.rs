@@ -7,8 +7,9 @@ use mantissa_kernels::{for_each, kernels};
 
 use crate::config::{Activation, MlpForm, ModelConfig};
 use crate::frame::{Frame, scaled};
+use crate::mixer::softplus;
 use crate::program::{Buffer, Columns, Gating, Op, Output, View};
-use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind};
+use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind, VectorKind, XieluPart};
 
 /// Least number of values that several threads compute.
 const MANY: usize = 1 << 16;
@@ -122,8 +123,28 @@ pub(crate) fn add_input(width: usize, gating: Gating, frame: &Frame, ops: &mut V
 }
 
 impl Gating {
-    /// Computes `inner = act(gate) · up`, all `[rows, width]`, on up to `threads` threads.
-    pub(crate) fn run(&self, threads: usize, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
+    /// Returns the numbers of a layer's activation from its vectors: those of xIELU, zeros for others.
+    pub(crate) fn numbers(&self, vector: impl Fn(VectorKind) -> Option<f32>) -> [f32; 4] {
+        if self.activation != Activation::Xielu {
+            return [0.0; 4];
+        }
+        // The program asks only for vectors in the config, and those were loaded.
+        let number = |part| vector(VectorKind::Xielu(part)).unwrap_or(0.0);
+        let positive = |part| softplus(f64::from(number(part))) as f32;
+        let (slope, eps) = (number(XieluPart::Slope), number(XieluPart::Eps));
+        [positive(XieluPart::Positive), slope + positive(XieluPart::Negative), slope, eps]
+    }
+
+    /// Computes `inner = act(gate) · up`, all `[rows, width]`, on up to `threads` threads. `numbers` are those of the layer's
+    /// activation.
+    pub(crate) fn run(
+        &self,
+        (threads, numbers): (usize, [f32; 4]),
+        width: usize,
+        gate: &[f32],
+        up: &[f32],
+        inner: &mut [f32],
+    ) {
         let threads = if inner.len() < MANY { 1 } else { threads };
         let piece = ((inner.len() / width).div_ceil(threads) * width).max(1);
         let pieces = gate.chunks(piece).zip(up.chunks(piece)).zip(inner.chunks_mut(piece));
@@ -133,17 +154,25 @@ impl Gating {
             (None, Activation::Relu2) => kernels().relu2_mul(gate, up, inner),
             (None, Activation::GeluTanh) => kernels().gelu_tanh_mul(gate, up, inner),
             (None, Activation::Gelu) => kernels().gelu_mul(gate, up, inner),
+            (None, Activation::Xielu) => kernels().xielu_mul(numbers, gate, up, inner),
         });
     }
 
     /// Backward of [`run`](Self::run) on this thread: `gate` and `up` become their gradients, and `inner`, which holds its
     /// gradient, becomes the activation again. Clamped SwiGLU has none, and must not be asked for.
-    pub(crate) fn run_backward(&self, gate: &mut [f32], up: &mut [f32], inner: &mut [f32]) {
+    pub(crate) fn run_backward(
+        &self,
+        numbers: [f32; 4],
+        gate: &mut [f32],
+        up: &mut [f32],
+        inner: &mut [f32],
+    ) {
         match self.activation {
             Activation::Silu => kernels().silu_mul_backward(gate, up, inner),
             Activation::Relu2 => kernels().relu2_mul_backward(gate, up, inner),
             Activation::GeluTanh => kernels().gelu_tanh_mul_backward(gate, up, inner),
             Activation::Gelu => kernels().gelu_mul_backward(gate, up, inner),
+            Activation::Xielu => kernels().xielu_mul_backward(numbers, gate, up, inner),
         }
     }
 }

@@ -152,6 +152,15 @@ pub enum Op {
         /// Scratch of at least `rotated` values.
         scratch: View,
     },
+    /// Rotates the first values of each head by the angles of the row's position (RoPE).
+    Rotate {
+        /// Heads, in place.
+        x: View,
+        /// Width of a head.
+        head: usize,
+        /// Half the rotated width of a head.
+        half: usize,
+    },
     /// Sets all values.
     Fill {
         /// Destination.
@@ -333,6 +342,7 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::Divide { x, .. }
             | Op::ScaleByVector { x, .. }
+            | Op::Rotate { x, .. }
             | Op::Grow { x, .. }
             | Op::CutOff { x, .. }
             | Op::Tanh { x, .. }

@@ -43,6 +43,7 @@ pub mod scheme;
 pub mod variant;
 
 // Layer: quantized tensors.
+mod affine_blocks;
 pub mod blockwise;
 mod tensor;
 mod unfold;

@@ -9,8 +9,10 @@
 //! [`contract::Subject`], which describes a written or planned model.
 #![forbid(unsafe_code)]
 
-// Layer: models, precisions and devices as data.
+// Layer: measured figures, models, precisions and devices as data.
+pub mod figures;
 pub mod hardware;
+pub mod offers;
 pub mod precision;
 pub mod shape;
 

@@ -1,13 +1,15 @@
 //! Candidate precisions with their measured quality loss, and schemes of the KV cache.
 //!
-//! KL figures are measurements on our own two models (docs/results/weights.md); they rank precisions and do not predict
-//! the loss of another model. Larger models lose less at the same bits, models trained longer lose more.
+//! KL figures are those of [`figures`].
+
+use std::sync::LazyLock;
 
 use mantissa_num::format::Format;
 use mantissa_num::minifloat::BF16;
 use mantissa_num::{Code, Scheme, parse_activation, parse_weight};
 use serde::Serialize;
 
+use crate::figures;
 use crate::shape::ModelShape;
 
 /// Precision of weights and inputs.
@@ -30,12 +32,6 @@ pub struct Precision {
     /// KL in nats/token on ref-8m and ref-32m, if measured.
     pub kl: [Option<f64>; 2],
 }
-
-/// Page with the figures of [`Precision::kl`].
-pub const KL_SOURCE: &str = "docs/results/weights.md";
-
-/// Models of the figures.
-pub const KL_MODELS: [&str; 2] = ["ref-8m", "ref-32m"];
 
 const CT: &str = "compressed-tensors";
 
@@ -60,49 +56,33 @@ const fn gguf(
     weights: &'static str,
     bits: Option<f64>,
     tables: [&'static str; 2],
-    kl: [Option<f64>; 2],
 ) -> Precision {
-    Precision { bits, tables: Some(tables), convention: "gguf", kl, ..row(name, recipe, weights) }
+    Precision { bits, tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
 }
 
-/// Every candidate, from many bits to few.
-pub const PRECISIONS: [Precision; 17] = [
+/// Every candidate, from many bits to few, with its figures.
+pub static PRECISIONS: LazyLock<[Precision; 17]> = LazyLock::new(|| {
+    ROWS.map(|row| Precision { kl: row.recipe.map_or(row.kl, |recipe| figures::kl(recipe, None)), ..row })
+});
+
+const ROWS: [Precision; 17] = [
     BASE,
-    Precision { kl: [Some(0.00005), Some(0.00014)], ..row("W8A16 INT8", "rtn-int8-channel", "int8-channel") },
-    Precision {
-        inputs: Some("int8-token"),
-        kl: [Some(0.00053), Some(0.00191)],
-        ..row("W8A8 INT8", "w8a8", "int8-channel")
-    },
-    Precision {
-        inputs: Some("fp8-e4m3-token"),
-        kl: [Some(0.00184), Some(0.00333)],
-        ..row("W8A8 FP8", "fp8-dynamic", "fp8-e4m3-channel")
-    },
-    gguf("Q8_0", "q8_0", "q8_0", None, ["q8_0", "q8_0"], [Some(0.00007), Some(0.00010)]),
-    gguf("Q6_K", "q6_k", "q6_k", None, ["q6_k", "q6_k"], [Some(0.00061), Some(0.00094)]),
-    gguf("Q5_K_M", "q5_k_m", "q5_k", Some(5.655), ["q5_k", "q6_k"], [Some(0.00130), Some(0.00222)]),
-    gguf("Q4_K_M", "q4_k_m", "q4_k", Some(4.801), ["q4_k", "q6_k"], [Some(0.00439), Some(0.00791)]),
-    gguf("IQ4_XS", "iq4_xs", "iq4_xs", None, ["iq4_xs", "q6_k"], [None, Some(0.01148)]),
-    Precision { kl: [Some(0.00305), Some(0.01017)], ..row("W4A16 NVFP4", "gptaq-nvfp4", "nvfp4") },
-    Precision {
-        inputs: Some("nvfp4"),
-        kl: [None, Some(0.04496)],
-        ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4")
-    },
-    Precision {
-        kl: [Some(0.00399), Some(0.01322)],
-        ..row("W4A16 INT4", "gptaq-int4-g128-asym", "int4-g128-asym")
-    },
-    Precision { kl: [Some(0.01269), Some(0.03050)], ..row("W4A16 MXFP4", "mxfp4", "mxfp4") },
-    Precision {
-        convention: "bitsandbytes",
-        kl: [Some(0.00809), Some(0.01905)],
-        ..row("W4A16 NF4", "nf4", "nf4")
-    },
-    Precision { kl: [None, Some(0.05366)], ..row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym") },
-    gguf("Q3_K_M", "q3_k_m", "q3_k", Some(3.846), ["q3_k", "q6_k"], [Some(0.01632), Some(0.02799)]),
-    gguf("Q2_K", "q2_k", "q2_k", Some(2.930), ["q2_k", "q6_k"], [Some(0.06380), Some(0.11033)]),
+    row("W8A16 INT8", "rtn-int8-channel", "int8-channel"),
+    Precision { inputs: Some("int8-token"), ..row("W8A8 INT8", "w8a8", "int8-channel") },
+    Precision { inputs: Some("fp8-e4m3-token"), ..row("W8A8 FP8", "fp8-dynamic", "fp8-e4m3-channel") },
+    gguf("Q8_0", "q8_0", "q8_0", None, ["q8_0", "q8_0"]),
+    gguf("Q6_K", "q6_k", "q6_k", None, ["q6_k", "q6_k"]),
+    gguf("Q5_K_M", "q5_k_m", "q5_k", Some(5.655), ["q5_k", "q6_k"]),
+    gguf("Q4_K_M", "q4_k_m", "q4_k", Some(4.801), ["q4_k", "q6_k"]),
+    gguf("IQ4_XS", "iq4_xs", "iq4_xs", None, ["iq4_xs", "q6_k"]),
+    row("W4A16 NVFP4", "scalesweep-gptaq-nvfp4", "nvfp4"),
+    Precision { inputs: Some("nvfp4"), ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4") },
+    row("W4A16 INT4", "gptaq-int4-g128-asym", "int4-g128-asym"),
+    row("W4A16 MXFP4", "mxfp4", "mxfp4"),
+    Precision { convention: "bitsandbytes", ..row("W4A16 NF4", "nf4", "nf4") },
+    row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym"),
+    gguf("Q3_K_M", "q3_k_m", "q3_k", Some(3.846), ["q3_k", "q6_k"]),
+    gguf("Q2_K", "q2_k", "q2_k", Some(2.930), ["q2_k", "q6_k"]),
 ];
 
 /// Text of a scheme of this crate that does not parse: a bug, which a test excludes.
@@ -114,7 +94,7 @@ impl Precision {
     /// Finds a precision by its name or recipe, in any case.
     pub fn named(name: &str) -> Option<Self> {
         let is = |known: &str| known.eq_ignore_ascii_case(name);
-        PRECISIONS.into_iter().find(|p| is(p.name) || p.recipe.is_some_and(is))
+        PRECISIONS.iter().copied().find(|p| is(p.name) || p.recipe.is_some_and(is))
     }
 
     /// Returns the format of the weights, with scales in 16 bits, as checkpoints of bf16 models store them.
@@ -147,7 +127,7 @@ impl Precision {
 
     /// Largest measured KL, nats/token.
     pub fn measured_kl(&self) -> Option<f64> {
-        self.kl.iter().flatten().copied().reduce(f64::max)
+        figures::larger(self.kl)
     }
 
     /// Bytes of one matrix of these rows and columns, scales included.
@@ -279,7 +259,7 @@ mod tests {
 
     #[test]
     fn every_scheme_parses() {
-        for p in PRECISIONS {
+        for p in PRECISIONS.iter() {
             assert!(parse_weight(p.weights).is_ok(), "{}", p.name);
             assert!(p.inputs.is_none_or(|inputs| parse_activation(inputs).is_ok()), "{}", p.name);
             let tables = p.tables.into_iter().flatten();

@@ -24,7 +24,7 @@ use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{self, Architecture, block_type};
-use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value};
+use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
 
 use crate::error::Result;
 use crate::plan::{Cast, Job, Layout, Options, PlannedLinear};
@@ -104,7 +104,17 @@ impl Layout {
         let (stacks, streams) = (HashMap::new(), config.by_layer.streams.map_or(0, |all| all.count - 1));
         let mut adding =
             Adding { source, job, weights, options, planned, experts: experts(config), streams, stacks };
+        let mut lists: Vec<(&str, Vec<Value>)> = Vec::new();
         for info in parameters(config) {
+            if let Some(key) = architecture.place(&info.name).and_then(|p| architecture.listed_as(&p.tensor))
+            {
+                let numbers = source.tensor_f32(&info.name, &info.shape)?.into_iter().map(Value::F32);
+                match lists.iter_mut().find(|(known, _)| *known == key) {
+                    Some((_, list)) => list.extend(numbers),
+                    None => lists.push((key, numbers.collect())),
+                }
+                continue;
+            }
             if let Some(joined) = architecture.joined(&info.name, layout.order) {
                 match adding.scheme_of_layer(&info) {
                     Some(scheme) => layout.declare_rows(&scheme, &info, &joined),
@@ -127,6 +137,8 @@ impl Layout {
         layout.metadata = gguf::metadata(architecture, name.as_deref(), &sizes(config), number, quantized);
         extend(&mut layout.metadata, family_metadata(architecture, config));
         layout.metadata.extend(rope_metadata(architecture, &config.rope));
+        let lists = lists.into_iter();
+        layout.metadata.extend(lists.map(|(key, list)| (key.to_owned(), Value::Array(ValueType::F32, list))));
         layout.put_tokenizer(source, config)?;
         Ok(layout)
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mantissa_model::config::NormForm;
+use mantissa_model::graph::VectorKind;
 use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::round::philox4x32_10;
 
@@ -58,7 +59,7 @@ impl Parameters {
     }
 
     /// Initializes a model: weights and embeddings from a normal distribution with standard deviation `std`,
-    /// norms 1, biases and vectors 0.
+    /// norms 1, biases and vectors 0, activations as published.
     ///
     /// A value depends only on the seed and its place (Philox4x32-10, key = seed, counter = group of four
     /// places; Box & Muller 1958).
@@ -89,6 +90,7 @@ impl Parameters {
             match tensor.role {
                 Role::Norm { .. } if config.norm == NormForm::RmsPlusOne => {}
                 Role::Norm { .. } => values.fill(1.0),
+                Role::Vector { kind: VectorKind::Xielu(part), .. } => values.fill(part.initial()),
                 Role::Bias { .. }
                 | Role::NormBias { .. }
                 | Role::SideBias { .. }

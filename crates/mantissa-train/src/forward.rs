@@ -35,8 +35,8 @@ struct Saving<'a> {
     results: &'a mut [Vec<f32>; 2],
     /// Logits of the router.
     router: &'a mut Vec<f32>,
-    /// Attention sinks.
-    sinks: Option<Cow<'a, [f32]>>,
+    /// Vectors of the layer.
+    vectors: Vec<(VectorKind, Cow<'a, [f32]>)>,
     /// Rows saved so far for each input.
     read: [usize; 4],
     /// Values saved so far of the MLP's result.
@@ -137,7 +137,7 @@ impl Operators for Saving<'_> {
     }
 
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
-        self.sinks.as_deref().filter(|_| kind == VectorKind::Sinks)
+        self.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| &**values)
     }
 }
 
@@ -254,7 +254,7 @@ impl TrainModel {
                 raw,
                 results,
                 router,
-                sinks: layer.vector(VectorKind::Sinks).map(|range| params.f32(range)),
+                vectors: layer.vectors().map(|(kind, range)| (kind, params.f32(range))).collect(),
                 read: [0; 4],
                 of_mlp: 0,
                 threads: self.options.threads,

@@ -143,6 +143,16 @@ impl LayerOps {
         self.vectors.iter().find(|(of, _)| *of == kind).map(|(_, range)| range)
     }
 
+    /// Iterates over the vectors with their places.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = (VectorKind, &Range<usize>)> {
+        self.vectors.iter().map(|(kind, range)| (*kind, range))
+    }
+
+    /// Returns the numbers of the activation.
+    pub(crate) fn activation_numbers(&self, params: &Parameters) -> [f32; 4] {
+        self.flow.activation_numbers(|kind| params.f32(self.vector(kind)?).first().copied())
+    }
+
     /// True if a linear layer's weight is made for all tokens together: frozen in a scheme, or with an adapter.
     pub(crate) fn is_tuned(&self) -> bool {
         self.linears.values().any(|linear| linear.packed().is_some() || linear.adapter().is_some())

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
-use mantissa_plan::contract::Server;
+use mantissa_plan::contract::Engine;
 
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
@@ -111,8 +111,8 @@ fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
     let typed = matches.subcommand().and_then(|(_, sub)| sub.try_get_raw("targets").ok().flatten());
     let aliases = typed.into_iter().flatten().filter_map(|typed| {
         let name = typed.to_str()?.split(':').next()?;
-        let server = Server::named(name).filter(|server| !server.name().eq_ignore_ascii_case(name))?;
-        Some(format!("--for {name}: stands for {}", server.name()))
+        let engine = Engine::named(name).filter(|engine| !engine.name.eq_ignore_ascii_case(name))?;
+        Some(format!("--for {name}: stands for {}", engine.name))
     });
     let aliases = aliases.collect();
     Ok((Cli::from_arg_matches_mut(&mut matches)?, aliases))

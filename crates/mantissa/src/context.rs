@@ -221,14 +221,10 @@ impl Context {
     /// # Errors
     /// Those of `read`; [`OverMemory`](crate::error::OverMemory) if it runs out of memory.
     pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
-        let over = |error: TokenError| match error {
-            TokenError::Memory { what, needs, allowed } => self.over_memory(&what, needs, allowed),
-            error => error.into(),
-        };
         self.host.counting_texts(read).map_err(|error| match error.downcast::<TokenError>() {
-            Ok(error) => over(error),
+            Ok(error) => self.host.of_tokens(error).into(),
             Err(error) => match error.downcast::<JobError>() {
-                Ok(JobError::Tokens(error)) => over(error),
+                Ok(JobError::Tokens(error)) => self.host.of_tokens(*error).into(),
                 Ok(error) => error.into(),
                 Err(error) => error,
             },

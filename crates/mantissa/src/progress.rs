@@ -8,7 +8,7 @@ use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 pub use mantissa_jobs::memory::anonymous as anonymous_memory;
-use mantissa_jobs::{Gauge, Polling, Silent, bytes};
+use mantissa_jobs::{Gauge, Polling, Silent, bytes, short};
 pub use mantissa_jobs::{Meter as Progress, Unit};
 
 use crate::interrupt;
@@ -183,19 +183,6 @@ fn template(total: u64, unit: Unit, columns: usize, status: bool) -> String {
     format!("{{prefix:{name}!}} {{bar:{BAR}}} {{amounts}}  {{rate}}  ETA {{left}}  memory {{memory}}{status}")
 }
 
-/// Shortens the name of a tensor: `layer 12 down_proj`. Other texts stay as they are.
-pub fn short(name: &str) -> String {
-    if name.contains(' ') || !name.contains('.') {
-        return name.to_owned();
-    }
-    let parts: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
-    let last = parts.last().copied().unwrap_or(name);
-    match parts.iter().find(|part| part.bytes().all(|digit| digit.is_ascii_digit())) {
-        Some(layer) if *layer != last => format!("layer {layer} {last}"),
-        _ => last.to_owned(),
-    }
-}
-
 /// Formats a time in seconds, minutes or hours.
 fn duration(seconds: f64) -> String {
     match seconds {
@@ -367,21 +354,6 @@ mod tests {
         // Rows are filled with spaces up to the width of the terminal, not ended.
         let second: String = text.chars().skip(80).collect();
         assert!(second.starts_with("loss 2.8312"), "{text}");
-    }
-
-    #[test]
-    fn names_are_short() {
-        for (name, shown) in [
-            ("model.layers.12.mlp.down_proj.weight", "layer 12 down_proj"),
-            ("model.layers.3.mlp.experts.7.up_proj", "layer 3 up_proj"),
-            ("model.embed_tokens.weight", "embed_tokens"),
-            ("lm_head.weight", "lm_head"),
-            ("blk.3.ffn_down.weight", "layer 3 ffn_down"),
-            ("hash of the source", "hash of the source"),
-            ("evaluation", "evaluation"),
-        ] {
-            assert_eq!(short(name), shown);
-        }
     }
 
     #[test]

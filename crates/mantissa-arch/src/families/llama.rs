@@ -121,6 +121,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     class: "LlamaForCausalLM",
     aliases: &[],
+    defaults: &[],
     fixed_flags: &[],
     only: &[],
     fixed_counts: &[],
@@ -165,15 +166,7 @@ pub(super) const LLAMA: Architecture = Architecture {
 };
 
 /// Plain rotary embedding of whole heads.
-pub(super) const ROPE: RopeRules = RopeRules {
-    theta: 10_000.0,
-    partial: None,
-    local_theta: None,
-    compressed_theta: None,
-    required: false,
-    no_rope: NoRope::None,
-    interleaved: false,
-};
+pub(super) const ROPE: RopeRules = RopeRules::PLAIN;
 
 /// Biases of the attention unless `attention_bias` is false.
 pub(super) const ATTENTION_BIAS: BiasRules = {

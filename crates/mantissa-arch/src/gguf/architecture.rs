@@ -39,6 +39,8 @@ pub struct Architecture {
     pub own_names: &'static [(&'static str, &'static str)],
     /// Tensors that are several in the file, by their name in a layer.
     pub split: &'static [(&'static str, Split)],
+    /// Tensors of a layer, of one number each, that a file has as a key of the same name with a number for each layer.
+    pub listed: &'static [&'static str],
     /// True if a factor stands beside weights of any type.
     pub weight_factors: bool,
     /// Tensors of a layer that are named like the factor of a weight, and are vectors of the model.
@@ -161,6 +163,8 @@ pub enum Recurrence {
         /// one.
         blocks: bool,
     },
+    /// Mamba-2 in every layer, without attention or MLP.
+    StateSpaceAlone,
     /// Mamba-2 beside attention on the same input, in every layer.
     Parallel,
     /// Compressed attention in every layer (DeepSeek-V4).
@@ -469,10 +473,17 @@ impl Architecture {
         }
     }
 
+    /// Returns the key that lists the tensor with this GGUF name, if the file does not have it as a tensor.
+    pub fn listed_as(&self, stored: &str) -> Option<&'static str> {
+        let (_, name) = stored.strip_prefix("blk.")?.split_once('.')?;
+        self.listed.iter().copied().find(|key| *key == name)
+    }
+
     /// Shape in the file of the vector with this Hugging Face name and shape, in a model whose mixers have `groups` groups.
     pub fn stored_shape(&self, hf: &str, shape: &[usize], groups: usize) -> Vec<usize> {
         match *shape {
             [channels, 1, kernel] if self.recurrence == Recurrence::ChannelDelta => vec![channels, 1, kernel],
+            [] => vec![1],
             [1, 1, heads, 1] => vec![heads, 1],
             [channels, 1, kernel] => vec![channels, kernel],
             [heads] if self.columns_of_heads && [".A_log", ".D"].iter().any(|end| hf.ends_with(end)) => {

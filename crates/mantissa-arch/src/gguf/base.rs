@@ -38,6 +38,7 @@ pub const PLAIN: Architecture = Architecture {
     rows: Rows::Same,
     own_names: &[],
     split: &[],
+    listed: &[],
     weight_factors: false,
     own_scales: &[],
     tensors: &[],

@@ -39,13 +39,14 @@ impl Architecture {
     /// Reads the sizes of a checked configuration.
     pub fn of(config: &ModelConfig) -> Self {
         let windowed = || config.windows.iter().flatten();
+        let of_attention = |number| if config.has_heads() { number } else { 0 };
         Architecture {
             model_type: config.architecture.name,
             layers: config.num_hidden_layers,
             hidden: config.hidden_size,
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
+            heads: of_attention(config.num_attention_heads),
+            kv_heads: of_attention(config.num_key_value_heads),
+            head_dim: of_attention(config.head_dim),
             ffn: config.intermediate_size,
             vocab: config.vocab_size,
             context: config.max_position_embeddings,

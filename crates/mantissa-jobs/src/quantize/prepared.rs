@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use mantissa_model::Products;
 use mantissa_num::Rounding;
+use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::{
     Check, Coverage, Importance, Options, Plan, Start, TaskRuns, as_in_gguf, dequantized_source,
 };
@@ -53,7 +54,7 @@ impl Quantize {
         // A bad task file is refused before a calibration text is read.
         let tasks = self.measure.tasks(&self.source, &source, host)?;
         let options = self.options(&source, host)?;
-        let calibration_tokens = options.calibration.as_ref().map_or(0, |set| set.tokens());
+        let calibration_tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
         let plans = match self.formats.is_empty() {
             true => vec![self.plan(&source, self.weights.format, &options, remedies, host)?],
             false => {

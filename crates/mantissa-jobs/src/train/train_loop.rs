@@ -314,7 +314,7 @@ impl<'a> TrainLoop<'a> {
         for (prompt, ids) in &self.prompts {
             let new = self.trainer.sample(ids, options)?;
             let text = self.tokenizer.decode(&new)?;
-            progress.note(&format!("step {step}: {prompt}{text}"));
+            progress.note(format!("step {step}: {prompt}{text}"));
             texts.push(text);
         }
         Ok(texts)

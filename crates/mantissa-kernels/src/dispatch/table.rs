@@ -219,6 +219,17 @@ declare_kernels! {
         /// `[alpha, limit, offset]`: the activation of gpt-oss. Panics if the lengths differ.
         fn limited_swiglu_mul(numbers: [f32; 3], gate: &[f32], up: &[f32], out: &mut [f32]);
 
+        /// `out = (positive g² + slope g) up` where `g = gate` is above 0, and `(negative (exp(min(g, eps)) - 1 - g) + slope g) up`
+        /// elsewhere, with the numbers `[positive, negative, slope, eps]`: xIELU. Panics if the lengths differ.
+        fn xielu_mul(numbers: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// Backward of [`Self::xielu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
+        fn xielu_mul_backward(numbers: [f32; 4], gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
+
+        /// Adds to `sums` what the factors of [`Self::xielu_mul`] above and below 0 are multiplied by, times `grads`. Panics if
+        /// the lengths differ.
+        fn xielu_sums(eps: f32, gate: &[f32], grads: &[f32], sums: &mut [f64; 2]);
+
         /// `x = cap * tanh(scale * x / cap)`, in place.
         fn softcap(x: &mut [f32], scale: f32, cap: f32);
 

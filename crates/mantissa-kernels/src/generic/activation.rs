@@ -116,6 +116,53 @@ fn erfc_of_magnitude(x: f64) -> f64 {
     t * exp_f64_nonpositive(p - x * x)
 }
 
+/// `numbers` are `[positive, negative, slope, eps]`: the factors above and below 0, the slope at 0, and the greatest argument
+/// of the exponential.
+#[inline(always)]
+pub(crate) fn xielu_mul(
+    [positive, negative, slope, eps]: [f32; 4],
+    gate: &[f32],
+    up: &[f32],
+    out: &mut [f32],
+) {
+    gated("xielu_mul", gate, up, out, |g| {
+        // Formulated so that NaN stays NaN.
+        let below = (exp(if g > eps { eps } else { g }) - 1.0 - g) * negative;
+        let curved = if g > 0.0 { positive * g * g } else { below };
+        curved + slope * g
+    });
+}
+
+#[inline(always)]
+pub(crate) fn xielu_mul_backward(
+    [positive, negative, slope, eps]: [f32; 4],
+    gate: &mut [f32],
+    up: &mut [f32],
+    out: &mut [f32],
+) {
+    gated_backward("xielu_mul_backward", gate, up, out, |g| {
+        let power = exp(if g > eps { eps } else { g });
+        let curved = if g > 0.0 { positive * g * g } else { (power - 1.0 - g) * negative };
+        // Above eps the power is constant.
+        let below = if g > eps { -negative } else { (power - 1.0) * negative };
+        (curved + slope * g, if g > 0.0 { 2.0 * positive * g } else { below } + slope)
+    });
+}
+
+/// Sums in f64, in order, so that every instruction set gives the same bits.
+#[inline(always)]
+pub(crate) fn xielu_sums(eps: f32, gate: &[f32], grads: &[f32], sums: &mut [f64; 2]) {
+    assert_eq!(gate.len(), grads.len(), "xielu_sums: lengths differ");
+    for (&g, &grad) in gate.iter().zip(grads) {
+        let below = exp(if g > eps { eps } else { g }) - 1.0 - g;
+        if g > 0.0 {
+            sums[0] += f64::from(grad * g * g);
+        } else {
+            sums[1] += f64::from(grad * below);
+        }
+    }
+}
+
 #[inline(always)]
 pub(crate) fn limited_swiglu_mul(
     [alpha, limit, offset]: [f32; 3],
@@ -276,6 +323,23 @@ mod tests {
             let slope = (exact(f64::from(x) + 1e-5) - exact(f64::from(x) - 1e-5)) / 2e-5;
             assert!((f64::from(grad[0]) - slope).abs() < 1e-6, "{x}: {} for {slope}", grad[0]);
         }
+    }
+
+    #[test]
+    fn xielu_matches_its_definition() {
+        let numbers = [0.9, 0.7, 0.5, -1e-6];
+        for i in -200..=200_i16 {
+            let x = f32::from(i) * 0.05;
+            let mut out = [0.0];
+            xielu_mul(numbers, &[x], &[2.0], &mut out);
+            let x = f64::from(x);
+            let exact =
+                if x > 0.0 { 0.9 * x * x + 0.5 * x } else { 0.7 * (x.min(-1e-6).exp_m1() - x) + 0.5 * x };
+            assert!((f64::from(out[0]) - 2.0 * exact).abs() < 4e-7 * (1.0 + exact.abs()), "{x}: {out:?}");
+        }
+        let mut out = [0.0];
+        xielu_mul(numbers, &[f32::NAN], &[1.0], &mut out);
+        assert!(out[0].is_nan());
     }
 
     #[test]

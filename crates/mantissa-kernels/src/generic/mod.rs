@@ -30,7 +30,8 @@ mod xtx;
 use crate::simd::LANES;
 pub(crate) use activation::{
     gelu_mul, gelu_mul_backward, gelu_tanh_mul, gelu_tanh_mul_backward, limited_swiglu_mul, relu2_mul,
-    relu2_mul_backward, silu_mul, silu_mul_backward, softcap, softcap_backward,
+    relu2_mul_backward, silu_mul, silu_mul_backward, softcap, softcap_backward, xielu_mul,
+    xielu_mul_backward, xielu_sums,
 };
 pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks, encode_blocks_scalar};
 pub(crate) use convert::{

@@ -42,7 +42,7 @@ impl Attention {
         }
         if self.interleaved {
             // Scores do not depend on the order of a head's values. `attended` is free until attention runs.
-            let (head, rotated) = (self.shape.head_dim, 2 * self.half);
+            let (head, rotated) = (self.shape.head_dim, 2 * (self.half + self.half_before_norms));
             let scratch = View::new(Buffer::Attended, rotated);
             let own = if self.own_kv { 2 } else { 1 };
             ops.extend(all.into_iter().take(own).map(|x| Op::SplitPairs { x, head, rotated, scratch }));
@@ -97,6 +97,15 @@ impl Attention {
 
     /// Norms queries, keys and values, attends, and gates the heads.
     pub(crate) fn heads(&self, cached: bool, ops: &mut Vec<Op>) {
+        if self.half_before_norms > 0 {
+            let (head, half) = (self.shape.head_dim, self.half_before_norms);
+            let own = if self.own_kv { 2 } else { 1 };
+            ops.extend([self.queries(), self.keys()].into_iter().take(own).map(|x| Op::Rotate {
+                x,
+                head,
+                half,
+            }));
+        }
         if self.head_norms != HeadNorms::Absent {
             let all = [
                 (NormKind::Query, self.queries()),

@@ -67,6 +67,7 @@ pub(crate) fn example(model_type: &str) -> Value {
             "rms_norm_eps": null, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
             "prefix_dense_intermediate_size": 40
         }),
+        "apertus" => serde_json::json!({"rope_parameters": {"rope_type": "default"}}),
         "gpt_oss" => serde_json::json!({
             "num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}
         }),
@@ -98,6 +99,10 @@ fn recurrent(model_type: &str) -> Value {
         "falcon_h1" => serde_json::json!({
             "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false
         }),
+        "bamba" => {
+            serde_json::json!({"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 6})
+        }
+        "mamba2" => serde_json::json!({"num_heads": 8, "n_groups": 2, "state_size": 6}),
         "jamba" => serde_json::json!({
             "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 3, "num_experts_per_tok": 2, "mamba_d_state": 4
         }),

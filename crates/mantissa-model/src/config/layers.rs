@@ -15,6 +15,12 @@ impl ModelConfig {
         (0..self.num_hidden_layers).filter(|layer| self.attends(*layer))
     }
 
+    /// True if layers have heads of attention, be it to compressed entries.
+    pub fn has_heads(&self) -> bool {
+        let compressed = matches!(self.recurrent, Some(Recurrent::CompressedAttention(_)));
+        compressed || self.attention_layers().next().is_some()
+    }
+
     /// Recurrent mixer of a layer, if it has one.
     pub fn recurrent_in(&self, layer: usize) -> Option<Recurrent> {
         let recurrent = self.recurrent.filter(|_| self.mixing[layer].recurs())?;

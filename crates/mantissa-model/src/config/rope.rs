@@ -47,7 +47,12 @@ pub(super) fn parse(
         None if rules.required => {
             return Err(root.error("rope_parameters", "an object: this architecture scales its rotation"));
         }
-        nested => one(root, nested, theta, max_positions, rotated)?,
+        nested => match nested.filter(|_| rules.alpha) {
+            Some(fields) if fields.get("alpha").is_some() && scaling_name(fields)?.1 == "dynamic" => {
+                stretched(fields, theta, rotated)?
+            }
+            _ => one(root, nested, theta, max_positions, rotated)?,
+        },
     };
     Ok(Rotary { global, local: None, rotated })
 }
@@ -133,6 +138,30 @@ fn one(
     Ok(Rope { theta, scaling })
 }
 
+/// Parses a base that `alpha` stretches as in NTK-aware scaling, `theta · alpha^(d / (d - 2))`. Configs call it dynamic, but it
+/// does not depend on the length.
+fn stretched(fields: Fields<'_>, outer_theta: f64, rotated: usize) -> Result<Rope, ConfigError> {
+    let width = rotated as f64;
+    let theta = fields.optional_positive("rope_theta")?.unwrap_or(outer_theta);
+    let theta = theta * fields.positive("alpha")?.powf(width / (width - 2.0));
+    match (theta as f32).is_finite() && theta as f32 > 0.0 {
+        true => Ok(Rope { theta, scaling: RopeScaling::Default }),
+        false => {
+            let allowed =
+                format!("a number with which rope_theta · alpha^({rotated} / ({rotated} - 2)) is finite");
+            Err(fields.error("alpha", allowed))
+        }
+    }
+}
+
+/// Returns the field that names the scaling, and the name.
+fn scaling_name<'a>(fields: Fields<'a>) -> Result<(&'static str, &'a str), ConfigError> {
+    match fields.text("rope_type")? {
+        Some(name) => Ok(("rope_type", name)),
+        None => Ok(("type", fields.text("type")?.unwrap_or("default"))),
+    }
+}
+
 /// Refuses a partial rotation.
 fn whole(fields: Fields<'_>) -> Result<(), ConfigError> {
     match fields.optional_number("partial_rotary_factor")? {
@@ -187,10 +216,7 @@ fn parse_scaling(
         };
         Ok(stated.unwrap_or(max_positions))
     };
-    let (key, name) = match fields.text("rope_type")? {
-        Some(name) => ("rope_type", name),
-        None => ("type", fields.text("type")?.unwrap_or("default")),
-    };
+    let (key, name) = scaling_name(fields)?;
     match name {
         // "mrope" rotates by three positions, which are equal in text.
         "default" | "mrope" => Ok(RopeScaling::Default),

@@ -4,7 +4,7 @@ use mantissa_kernels::kernels;
 
 use crate::experts::sigmoid;
 use crate::operators::{Activations, Operators, Sequences};
-use crate::program::{Columns, Op, Scope, memory};
+use crate::program::{Columns, Gating, Op, Scope, memory};
 use crate::rope::split_pairs;
 use crate::streams::{correct_streams, match_squares, mix_streams};
 
@@ -16,6 +16,7 @@ pub(super) fn run(
     threads: usize,
     a: &mut Activations<'_>,
 ) {
+    let angles = (a.cos, a.sin);
     let memory = memory(a);
     match op {
         Op::Copy { x, out } => {
@@ -77,6 +78,10 @@ pub(super) fn run(
                 }
             }
         }
+        Op::Rotate { x, head, half } => {
+            let width = x.width;
+            rotate(seqs, angles, [width, *head, *half], memory.views(scope, [*x])[0]);
+        }
         Op::Add { x, out } => {
             let [x, out] = memory.views(scope, [*x, *out]);
             kernels().axpy(1.0, x, out);
@@ -89,22 +94,28 @@ pub(super) fn run(
                 kernels().axpy(*gate, x, out);
             }
         }
-        op => run_gates(op, scope, threads, memory),
+        op => run_gates(op, operators, scope, threads, memory),
     }
 }
 
 /// Runs an operation with a nonlinearity, or on parallel streams.
-fn run_gates(op: &Op, scope: &Scope, threads: usize, memory: crate::program::Memory<'_>) {
+fn run_gates(
+    op: &Op,
+    operators: &dyn Operators,
+    scope: &Scope,
+    threads: usize,
+    memory: crate::program::Memory<'_>,
+) {
     match op {
         Op::ActMul { gating, gate, up: Some(up), out } => {
             let [g, u, o] = memory.views(scope, [*gate, *up, *out]);
-            gating.run(threads, gate.width, g, u, o);
+            gating.run((threads, numbers(gating, operators)), gate.width, g, u, o);
         }
         Op::ActMul { gating, gate, up: None, out } => {
             let rows = scope.rows.start * gate.width..scope.rows.end * gate.width;
             let up = &memory.layer_input[rows];
             let [g, o] = memory.views(scope, [*gate, *out]);
-            gating.run(threads, gate.width, g, up, o);
+            gating.run((threads, numbers(gating, operators)), gate.width, g, up, o);
         }
         Op::CutOff { x, deviations } => {
             let width = x.width;
@@ -141,6 +152,21 @@ fn run_gates(op: &Op, scope: &Scope, threads: usize, memory: crate::program::Mem
     }
 }
 
+/// Rotates the heads of each sequence's rows `[rows, width]` by the angles of their positions.
+fn rotate(
+    seqs: &Sequences<'_>,
+    (cos, sin): (&[f32], &[f32]),
+    [width, head, half]: [usize; 3],
+    mut x: &mut [f32],
+) {
+    for (i, len) in seqs.lens.iter().enumerate() {
+        let (rows, rest) = x.split_at_mut(len * width);
+        let angles = seqs.start(i) * half..(seqs.start(i) + len) * half;
+        kernels().rope_rotate(rows, width / head, head, &cos[angles.clone()], &sin[angles]);
+        x = rest;
+    }
+}
+
 fn copy_columns(columns: &Columns, x: &[f32], out: &mut [f32]) {
     let Columns { from, to, groups, count, pairs, .. } = *columns;
     let rows = x.chunks_exact(columns.x.width).zip(out.chunks_exact_mut(columns.out.width));
@@ -166,4 +192,9 @@ fn cut_off(width: usize, deviations: f32, gate: &mut [f32]) {
         let threshold = (mean + variance.sqrt() * f64::from(deviations)) as f32;
         gate.iter_mut().for_each(|x| *x = (*x - threshold).max(0.0));
     }
+}
+
+/// Numbers of an activation from the vectors of its layer.
+fn numbers(gating: &Gating, operators: &dyn Operators) -> [f32; 4] {
+    gating.numbers(|kind| operators.vector(kind)?.first().copied())
 }

@@ -245,14 +245,19 @@ impl LayerFlow {
         Some(View::new(Buffer::Attended, self.mixed_from()).then(recurrent.width()))
     }
 
+    /// Returns the numbers of the activation from the layer's vectors, for [`activate`](Self::activate).
+    pub fn activation_numbers(&self, vector: impl Fn(VectorKind) -> Option<f32>) -> [f32; 4] {
+        self.gating.numbers(vector)
+    }
+
     /// Computes `inner = act(gate) · up`, all `[rows, width]`.
-    pub fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
-        self.gating.run(self.threads, width, gate, up, inner);
+    pub fn activate(&self, numbers: [f32; 4], width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
+        self.gating.run((self.threads, numbers), width, gate, up, inner);
     }
 
     /// Backward of [`activate`](Self::activate) on this thread: `gate` and `up` become their gradients, and `inner`,
     /// which holds its gradient, becomes the activation again. Clamped SwiGLU has none, and must not be asked for.
-    pub fn activate_backward(&self, gate: &mut [f32], up: &mut [f32], inner: &mut [f32]) {
-        self.gating.run_backward(gate, up, inner);
+    pub fn activate_backward(&self, numbers: [f32; 4], gate: &mut [f32], up: &mut [f32], inner: &mut [f32]) {
+        self.gating.run_backward(numbers, gate, up, inner);
     }
 }

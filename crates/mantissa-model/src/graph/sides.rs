@@ -1,7 +1,7 @@
 //! Small parameters of decoder layers: projections that are never quantized, and vectors.
 
-use crate::config::{DenseMlp, ModelConfig};
-use mantissa_arch::kinds::{HyperPart, HyperSite, SideInfo, SideKind, VectorKind};
+use crate::config::{Activation, DenseMlp, ModelConfig};
+use mantissa_arch::kinds::{HyperPart, HyperSite, SideInfo, SideKind, VectorKind, XieluPart};
 
 impl ModelConfig {
     /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.
@@ -112,6 +112,9 @@ impl ModelConfig {
         }
         if let Some(experts) = experts.filter(|experts| experts.hashed[layer]) {
             vectors.push((VectorKind::TokenExperts, vec![self.vocab_size, experts.per_token]));
+        }
+        if self.hidden_act == Activation::Xielu && self.has_mlp[layer] {
+            vectors.extend(XieluPart::ALL.map(|part| (VectorKind::Xielu(part), part.shape())));
         }
         vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
         vectors.extend(self.by_layer.streams.map(|_| (VectorKind::StreamScale, vec![self.hidden_size])));

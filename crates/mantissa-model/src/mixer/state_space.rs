@@ -276,11 +276,12 @@ impl Mixer for StateSpace {
 
     fn check_gguf(&self, around: &GgufAround) -> Result<(), Uncomputed> {
         let blocks = around.recurrence == (Recurrence::StateSpace { blocks: true });
+        let alone = around.recurrence == Recurrence::StateSpaceAlone;
         if self.norm == ResultNorm::BeforeGate {
             let allowed = "false: llama.cpp norms after the gate";
             return Err(Uncomputed::new("mamba_norm_before_gate", true, allowed));
         }
-        if around.recurrence == (Recurrence::StateSpace { blocks: false }) {
+        if alone || around.recurrence == (Recurrence::StateSpace { blocks: false }) {
             check_double(self.inner(), around.hidden)?;
         }
         let ((least, most), allowed) = (self.steps, if blocks { LEAST_STEP } else { 0.0 });
@@ -289,7 +290,7 @@ impl Mixer for StateSpace {
             let found = format!("{least} to {most}");
             return Err(Uncomputed::new(field, found, "no limits: llama.cpp has none"));
         }
-        let [bias, of_convolution] = match blocks {
+        let [bias, of_convolution] = match blocks || alone {
             true => ["use_bias", "use_conv_bias"],
             false => ["mamba_proj_bias", "mamba_conv_bias"],
         };

@@ -8,7 +8,7 @@ use mantissa_num::{CodecId, Scheme, parse_activation, parse_weight};
 use serde::Serialize;
 
 use super::subject::{Input, Stored};
-use super::{Check, Rule, Server, Subject, Target, lint, rules};
+use super::{Check, ENGINES, Engine, Rule, Subject, Target, lint};
 
 /// Load test that passed: the script loaded what mantissa writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -248,38 +248,12 @@ impl Cell {
     }
 }
 
-impl Server {
-    /// Name in tables.
-    pub fn title(self) -> &'static str {
-        match self {
-            Server::Vllm => "vLLM",
-            Server::LlamaCpp => "llama.cpp",
-            Server::Sglang => "SGLang",
-            Server::Lmdeploy => "LMDeploy",
-            Server::Transformers => "transformers",
-            Server::TensorrtLlm => "TensorRT-LLM",
-            Server::Mlx => "mlx-lm",
-            Server::Exllamav2 => "ExLlamaV2",
-            Server::Mantissa => "mantissa",
-        }
-    }
-
-    /// Source of the claim that the engine loads `convention`: that of its rule about the format's schemes, or about
-    /// formats.
-    pub fn source(self, convention: &str) -> &'static str {
-        let own = || rules().filter(|rule| rule.servers == [self]);
-        let of_format = own().find(|rule| rule.conventions.contains(&convention));
-        of_format.or_else(|| own().next()).map_or("", |rule| rule.source)
-    }
-}
-
 /// Lists the programs that load `subject` on one GPU that has what its formats need: engines whose rules it keeps,
 /// packages of [`READERS`], and mantissa.
 pub fn cells(subject: &Subject) -> Vec<Cell> {
-    let keeps = |server: Server| !lint(subject, &Target { server, tp: 1, gpu: None }).fails();
-    let engines = Server::NAMES.into_iter().map(|(server, _)| server);
-    let engines = engines.filter(|server| *server != Server::Mantissa && keeps(*server));
-    let engines = engines.map(|server| (server.title(), server.source(&subject.convention)));
+    let keeps = |engine: &'static Engine| !lint(subject, &Target { engine, tp: 1, gpu: None }).fails();
+    let engines = ENGINES.into_iter().filter(|engine| **engine != *Engine::MANTISSA && keeps(engine));
+    let engines = engines.map(|engine| (engine.title, engine.source(&subject.convention)));
     let readers = READERS.iter().filter(|reader| reader.convention == subject.convention);
     let readers = readers.map(|reader| (reader.name, reader.source));
     let cell = |(name, source)| {
@@ -289,7 +263,7 @@ pub fn cells(subject: &Subject) -> Vec<Cell> {
     engines
         .chain(readers)
         .map(cell)
-        .chain([Cell { name: Server::Mantissa.title(), evidence: Evidence::Own }])
+        .chain([Cell { name: Engine::MANTISSA.title, evidence: Evidence::Own }])
         .collect()
 }
 
@@ -298,15 +272,14 @@ pub fn loads_in(subject: &Subject) -> Vec<&'static str> {
     cells(subject).into_iter().map(|cell| cell.name).collect()
 }
 
-/// Returns the commands that install what `server` needs, beyond itself, to read `convention`: the fixes of its rules
+/// Returns the commands that install what `engine` needs, beyond itself, to read `convention`: the fixes of its rules
 /// about packages.
-pub fn installs(server: Server, convention: &str) -> impl Iterator<Item = &'static str> {
+pub fn installs(engine: &'static Engine, convention: &str) -> impl Iterator<Item = &'static str> {
     let needed = move |rule: &&Rule| {
-        rule.servers.contains(&server)
-            && (rule.conventions.is_empty() || rule.conventions.contains(&convention))
+        (rule.conventions.is_empty() || rule.conventions.contains(&convention))
             && matches!(rule.check, Check::Package(_))
     };
-    rules().filter(needed).map(|rule| rule.fix)
+    engine.all_rules().filter(needed).map(|rule| rule.fix)
 }
 
 impl Load {

@@ -1,15 +1,20 @@
 //! Serving contract: what each engine requires of a quantized model, and which requirements a model breaks.
 //!
-//! A [`Rule`] is data: the engines it applies to, the requirement, its source and the fix. [`lint`] evaluates
+//! An [`Engine`] is a row with its rules. A [`Rule`] is data: the requirement, its source and the fix. [`lint`] evaluates
 //! all rules of a [`Target`] on a [`Subject`], which describes a written or a planned model. Rules that
 //! cannot be decided from the given information are listed in [`Report::unchecked`].
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod case;
 mod check;
-mod launch;
+mod engine;
+mod engines;
 mod loads;
 mod rule;
 mod rules;
 mod schemes;
+mod sources;
 mod subject;
 mod target;
 
@@ -17,12 +22,13 @@ use std::fmt;
 
 use serde::Serialize;
 
+pub use engine::Engine;
+pub use engines::{ENGINES, every_rule};
 pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, installs, loads_in};
 pub use rule::{Check, Rule, Severity};
-pub use rules::rules;
 pub use schemes::{Accepted, Inputs, Scales};
 pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of};
-pub use target::{Server, Target, TargetError};
+pub use target::{Target, TargetError};
 
 /// Broken rule with its location.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -95,11 +101,9 @@ impl Report {
 pub fn lint(subject: &Subject, target: &Target) -> Report {
     let mut report =
         Report { target: target.to_string(), rules: 0, findings: Vec::new(), unchecked: Vec::new() };
-    let bound = |rule: &&Rule| {
-        rule.servers.contains(&target.server)
-            && (rule.conventions.is_empty() || rule.conventions.contains(&subject.convention.as_str()))
-    };
-    for rule in rules().filter(bound) {
+    let bound =
+        |rule: &&Rule| rule.conventions.is_empty() || rule.conventions.contains(&subject.convention.as_str());
+    for rule in target.engine.all_rules().filter(bound) {
         if let Some((why, fix)) = check::undecidable(rule, subject, target) {
             report.unchecked.push(Unchecked { rule: rule.id, why, fix });
             continue;

@@ -5,7 +5,6 @@ use serde::Serialize;
 
 use super::schemes::Accepted;
 use super::subject::{Kind, Observed};
-use super::target::Server;
 
 /// Consequence of a broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -127,13 +126,11 @@ impl Check {
     }
 }
 
-/// Requirement of one or more engines.
+/// Requirement of an engine, or of those whose rows name it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
     /// Identifier.
     pub id: &'static str,
-    /// Engines it applies to.
-    pub servers: &'static [Server],
     /// Checkpoint formats it applies to; all if empty.
     pub conventions: &'static [&'static str],
     /// Consequence of breaking it.

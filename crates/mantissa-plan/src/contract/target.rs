@@ -1,88 +1,18 @@
-//! Serving engines, and the options that an engine runs with.
+//! An engine with the options that it runs with.
 
 use std::fmt;
 
 use mantissa_num::nearest_list;
-use serde::Serialize;
 
+use super::engine::Engine;
+use super::engines::ENGINES;
 use crate::hardware::{GPUS, Gpu};
-
-/// Serving engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Server {
-    /// vLLM on NVIDIA GPUs.
-    Vllm,
-    /// llama.cpp.
-    #[serde(rename = "llama.cpp")]
-    LlamaCpp,
-    /// SGLang on NVIDIA GPUs.
-    Sglang,
-    /// LMDeploy's TurboMind engine.
-    Lmdeploy,
-    /// Hugging Face transformers.
-    Transformers,
-    /// TensorRT-LLM's PyTorch backend.
-    TensorrtLlm,
-    /// mlx-lm.
-    Mlx,
-    /// ExLlamaV2.
-    Exllamav2,
-    /// mantissa itself, which reads every format that it writes.
-    Mantissa,
-}
-
-impl Server {
-    /// Every engine with its command-line name.
-    pub const NAMES: [(Server, &'static str); 9] = [
-        (Server::Vllm, "vllm"),
-        (Server::LlamaCpp, "llama.cpp"),
-        (Server::Sglang, "sglang"),
-        (Server::Lmdeploy, "lmdeploy"),
-        (Server::Transformers, "transformers"),
-        (Server::TensorrtLlm, "tensorrt-llm"),
-        (Server::Mlx, "mlx"),
-        (Server::Exllamav2, "exllamav2"),
-        (Server::Mantissa, "mantissa"),
-    ];
-
-    /// Other names that people type.
-    const TYPED: [(&'static str, Server); 10] = [
-        ("llamacpp", Server::LlamaCpp),
-        ("llama-cpp", Server::LlamaCpp),
-        ("ollama", Server::LlamaCpp),
-        ("hf", Server::Transformers),
-        ("huggingface", Server::Transformers),
-        ("trtllm", Server::TensorrtLlm),
-        ("trt-llm", Server::TensorrtLlm),
-        ("mlx-lm", Server::Mlx),
-        ("exllama", Server::Exllamav2),
-        ("turbomind", Server::Lmdeploy),
-    ];
-
-    /// Returns the engine of this name, in any case.
-    pub fn named(name: &str) -> Option<Self> {
-        let name = name.to_lowercase();
-        let own = Self::NAMES.iter().find(|(_, own)| *own == name).map(|(server, _)| *server);
-        own.or_else(|| Self::TYPED.iter().find(|(typed, _)| *typed == name).map(|(_, server)| *server))
-    }
-
-    /// Returns the command-line name.
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(server, _)| *server == self).map_or("", |(_, name)| name)
-    }
-
-    /// True if the engine splits layers over GPUs (tensor parallelism, `tp=N`).
-    pub fn splits_tensors(self) -> bool {
-        matches!(self, Server::Vllm | Server::Sglang | Server::Lmdeploy | Server::TensorrtLlm)
-    }
-}
 
 /// Engine with its run options.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
     /// Serving engine.
-    pub server: Server,
+    pub engine: &'static Engine,
     /// Tensor parallelism: number of GPUs that share each layer; 1 if not split.
     pub tp: usize,
     /// GPU, if given.
@@ -118,12 +48,12 @@ impl Target {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let names = || list(name, Server::NAMES.iter().map(|(_, known)| *known));
-        let server = Server::named(name).ok_or_else(|| fault("engine", name, names()))?;
-        let mut target = Target { server, tp: 1, gpu: None };
+        let names = || list(name, ENGINES.iter().map(|engine| engine.name));
+        let engine = Engine::named(name).ok_or_else(|| fault("engine", name, names()))?;
+        let mut target = Target { engine, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
-                Some(("tp", n)) if server.splits_tensors() => {
+                Some(("tp", n)) if engine.splits_tensors() => {
                     let parsed = n.parse().ok().filter(|tp| (1..=MAX_TP).contains(tp));
                     target.tp = parsed.ok_or_else(|| fault("tp", n, format!("1 to {MAX_TP}")))?;
                 }
@@ -135,7 +65,7 @@ impl Target {
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);
                 }
                 _ => {
-                    let allowed = if server.splits_tensors() { "tp=N, gpu=NAME" } else { "gpu=NAME" };
+                    let allowed = if engine.splits_tensors() { "tp=N, gpu=NAME" } else { "gpu=NAME" };
                     return Err(fault("option", option, allowed.to_owned()));
                 }
             }
@@ -146,7 +76,7 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.server.name())?;
+        f.write_str(self.engine.name)?;
         let tp = (self.tp > 1).then(|| format!("tp={}", self.tp));
         let gpu = self.gpu.map(|gpu| format!("gpu={}", gpu.name));
         let options: Vec<_> = [tp, gpu].into_iter().flatten().collect();

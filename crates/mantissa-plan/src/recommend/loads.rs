@@ -2,25 +2,10 @@
 
 use serde::Serialize;
 
-use crate::contract::{Input, Linear, Server, Shape, Stored, Subject, Target, lint};
-use crate::hardware::{Device, Maker};
+use crate::contract::{ENGINES, Input, Linear, Shape, Stored, Subject, Target, lint};
+use crate::hardware::Device;
 use crate::precision::Precision;
 use crate::shape::{ModelShape, Part};
-
-use Maker::{Amd, Apple, Cpu, Intel, Nvidia};
-
-/// Devices on which an engine runs; the rules of vLLM, SGLang, LMDeploy and TensorRT-LLM are those of NVIDIA GPUs.
-const ENGINES: [(Server, &[Maker]); 9] = [
-    (Server::Vllm, &[Nvidia]),
-    (Server::Sglang, &[Nvidia]),
-    (Server::TensorrtLlm, &[Nvidia]),
-    (Server::Lmdeploy, &[Nvidia]),
-    (Server::Exllamav2, &[Nvidia]),
-    (Server::LlamaCpp, &[Nvidia, Amd, Apple, Cpu]),
-    (Server::Transformers, &[Nvidia, Amd, Intel]),
-    (Server::Mlx, &[Apple]),
-    (Server::Mantissa, &[Cpu]),
-];
 
 /// Result of asking every engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,19 +22,19 @@ pub struct Loads {
 pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, devices: u64) -> Loads {
     let subject = subject(shape, precision);
     let mut loads = Loads::default();
-    for (server, _) in ENGINES.iter().filter(|(_, makers)| makers.contains(&device.maker)) {
-        let tp = if server.splits_tensors() { devices.clamp(1, 1024) as usize } else { 1 };
-        let target = Target { server: *server, tp, gpu: device.gpu() };
+    for engine in ENGINES.into_iter().filter(|engine| engine.makers.contains(&device.maker)) {
+        let tp = if engine.splits_tensors() { devices.clamp(1, 1024) as usize } else { 1 };
+        let target = Target { engine, tp, gpu: device.gpu() };
         let report = lint(&subject, &target);
         match report.findings.first() {
             Some(finding) if finding.severity.fails() => {
-                let why = format!("{}: expected {}, got {}", server.title(), finding.requires, finding.found);
+                let why = format!("{}: expected {}, got {}", engine.title, finding.requires, finding.found);
                 loads.refused.get_or_insert(why);
             }
             first => {
-                loads.engines.push(server.title());
+                loads.engines.push(engine.title);
                 if let Some(finding) = first {
-                    let why = format!("{}: {}; {}", server.title(), finding.requires, finding.fix);
+                    let why = format!("{}: {}; {}", engine.title, finding.requires, finding.fix);
                     loads.warning.get_or_insert(why);
                 }
             }

@@ -1,9 +1,10 @@
 //! Reasons of a recommendation in words, and what would change it. Every figure is computed.
 
 use super::row::{Load, Row, SMALL_MODEL, WORTH, fastest, kv_second};
+use crate::figures::MODELS;
 use crate::hardware::Device;
 use crate::memory::{concurrency, longest_context};
-use crate::precision::{KL_MODELS, Kv, Precision};
+use crate::precision::{Kv, Precision};
 use crate::roofline::{Bound, Setup};
 use crate::shape::{ModelShape, billions};
 
@@ -93,10 +94,8 @@ fn quality(row: &Row, max_kl: f64) -> String {
     if row.precision.is_dense() {
         return "no loss: the weights are those of the model".to_owned();
     }
-    let measured = KL_MODELS
-        .iter()
-        .zip(row.precision.kl)
-        .filter_map(|(model, kl)| Some(format!("{:.5} on {model}", kl?)));
+    let measured =
+        MODELS.iter().zip(row.precision.kl).filter_map(|(model, kl)| Some(format!("{:.5} on {model}", kl?)));
     format!(
         "KL {} nats/token, measured on our models, not on yours; limit {max_kl} (--max-kl)",
         measured.collect::<Vec<_>>().join(", ")

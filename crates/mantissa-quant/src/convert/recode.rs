@@ -65,11 +65,7 @@ fn candidates(q: &Quantized) -> Vec<Format> {
         }
     }
     if let Format::Affine(Affine { code: Code::Int(bits), scale: Some(_), .. }) = &base {
-        match bits {
-            4 => add(Format::Codec(CodecId::Q4_0)),
-            8 => add(Format::Codec(CodecId::Q8_0)),
-            _ => {}
-        }
+        CodecId::of_integers(*bits).into_iter().for_each(|id| add(Format::Codec(id)));
     }
     all
 }
@@ -233,87 +229,37 @@ pub(super) fn same_but_for_reciprocal(a: &Quantized, b: &Quantized) -> Option<Wh
     })
 }
 
-/// Unpacks GGUF blocks that hold only codes and scales: MXFP4, NVFP4, Q4_0, Q8_0.
+/// Unpacks GGUF blocks that hold only codes and scales.
 fn unpack_blocks(q: &Quantized) -> Option<Quantized> {
     let Format::Codec(id) = q.format else { return None };
     let Codes::Packed(bytes) = &q.codes else { return None };
-    let integer = |bits| {
-        let scheme = Scheme::int_symmetric(bits, Blocks::Group(32));
-        scheme.format.with_scale_code(Code::Float(F16))
-    };
-    let format = match id {
-        CodecId::Mxfp4 => Scheme::mx(Code::Float(E2M1)).format,
-        CodecId::Nvfp4 => Scheme::nvfp4(None).format,
-        CodecId::Q4_0 => integer(4),
-        CodecId::Q8_0 => integer(8),
-        _ => return None,
-    };
-    let mut out = Quantized::empty(format, q.rows, q.cols);
-    for block in bytes.chunks_exact(id.codec().bytes) {
-        match id {
-            CodecId::Mxfp4 => {
-                out.scales.push(block[0].into());
-                half_split(&block[1..], |code| out.codes.push(code.into()));
-            }
-            CodecId::Nvfp4 => {
-                for (scale, nibbles) in block[..4].iter().zip(block[4..].chunks_exact(8)) {
-                    // llama.cpp ignores the sign and decodes NaN as 0.
-                    let scale = u32::from(scale & 0x7f);
-                    out.scales.push(if scale == 0x7f { 0 } else { scale });
-                    half_split(nibbles, |code| out.codes.push(code.into()));
-                }
-            }
-            _ => {
-                out.scales.push(u16::from_le_bytes([block[0], block[1]]).into());
-                let signed = |nibble: u8| u32::from((nibble as i8 - 8) as u8);
-                match id {
-                    CodecId::Q4_0 => half_split(&block[2..], |code| out.codes.push(signed(code))),
-                    _ => block[2..].iter().for_each(|&code| out.codes.push(code.into())),
-                }
-            }
-        }
-    }
-    Some(out)
-}
-
-/// Splits the nibbles of a block: low nibbles are the first half of its elements.
-fn half_split(bytes: &[u8], mut push: impl FnMut(u8)) {
-    bytes.iter().for_each(|byte| push(byte & 15));
-    bytes.iter().for_each(|byte| push(byte >> 4));
+    id.unpack_affine(bytes, q.rows, q.cols)
 }
 
 /// Packs symmetric integers into blocks of Q4_0 or Q8_0.
 fn pack_blocks(q: &Quantized, id: CodecId) -> Why<Quantized> {
-    const BLOCK: usize = 32;
+    let block = id.codec().elements;
     let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(scale), .. }) = &q.format else {
         return Err("its codes are not integers".to_owned());
     };
-    let width = if id == CodecId::Q4_0 { 4 } else { 8 };
     let whole = match blocks {
-        Blocks::Group(g) => (*g as usize).is_multiple_of(BLOCK),
+        Blocks::Group(g) => (*g as usize).is_multiple_of(block),
         Blocks::Row | Blocks::Tensor => true,
         _ => false,
     };
-    if *bits != width || !whole || !q.cols.is_multiple_of(BLOCK) {
-        return Err(format!("expected groups of whole blocks of {BLOCK}, got others"));
+    if id.integer_bits() != Some(*bits) || !whole || !q.cols.is_multiple_of(block) {
+        return Err(format!("expected groups of whole blocks of {block}, got others"));
     }
     if let Some(at) = q.zeros().iter().position(|&zero| zero != 0) {
         return Err(format!("zero point of group {at}: expected 0, got {}", q.zeros()[at]));
     }
     let words = scales(q, scale.code, Code::Float(F16))?;
     let Codes::U8(codes) = &q.codes else { return Err("codes wider than a byte".to_owned()) };
-    let mut bytes = Vec::with_capacity(codes.len() / BLOCK * id.codec().bytes);
-    for (i, block) in codes.chunks_exact(BLOCK).enumerate() {
-        let at = i * BLOCK;
+    let mut bytes = Vec::with_capacity(codes.len() / block * id.codec().bytes);
+    for (i, codes) in codes.chunks_exact(block).enumerate() {
+        let at = i * block;
         let scale = words.get(blocks.index(q.cols, at / q.cols, at % q.cols)) as u16;
-        bytes.extend(scale.to_le_bytes());
-        let nibble = |code: u8| (code as i8 + 8) as u8 & 15;
-        match id {
-            CodecId::Q4_0 => {
-                bytes.extend((0..BLOCK / 2).map(|j| nibble(block[j]) | nibble(block[j + BLOCK / 2]) << 4));
-            }
-            _ => bytes.extend_from_slice(block),
-        }
+        id.pack_integers(scale, codes, &mut bytes);
     }
     Ok(Quantized { codes: Codes::Packed(bytes), ..Quantized::empty(Format::Codec(id), q.rows, q.cols) })
 }

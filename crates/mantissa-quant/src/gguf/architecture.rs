@@ -20,6 +20,7 @@ use super::streams::put_streams;
 pub(super) fn sizes(config: &ModelConfig) -> Sizes {
     let sizes = plain_sizes(config);
     match config.latent {
+        _ if !config.has_heads() => Sizes { heads: 0, rotated: 0, ..sizes },
         // llama.cpp counts one head of keys and values, the latent, which every query head reads.
         Some(latent) => Sizes {
             kv_heads: 1,

@@ -22,7 +22,10 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
     }
     if !matches!(
         row.recurrence,
-        Recurrence::GatedDelta { .. } | Recurrence::Parallel | Recurrence::Compressed
+        Recurrence::GatedDelta { .. }
+            | Recurrence::Parallel
+            | Recurrence::StateSpaceAlone
+            | Recurrence::Compressed
     ) {
         // llama.cpp counts one head of keys and values in latent attention.
         let own = if config.latent.is_some() { 1 } else { config.num_key_value_heads };

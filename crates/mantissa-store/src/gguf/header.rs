@@ -89,8 +89,8 @@ impl GgufHeader {
         self.by_name.get(name).copied()
     }
 
-    /// Adds the tensors of another file of the same model; returns the name of one that exists already.
-    pub(super) fn extend(&mut self, tensors: Vec<GgufTensor>) -> std::result::Result<(), String> {
+    /// Adds tensors, such as those of another file of the same model; returns the name of one that exists already.
+    pub(crate) fn extend(&mut self, tensors: Vec<GgufTensor>) -> std::result::Result<(), String> {
         for tensor in tensors {
             if self.by_name.insert(tensor.name.clone(), self.tensors.len()).is_some() {
                 return Err(tensor.name);
@@ -147,6 +147,7 @@ fn parse_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Metadata> {
         }
         cursor.charge((2 * key.len() + PAIR_MEMORY) as u64, || format!("key number {index}"))?;
         let ty = parse_type(cursor, &key)?;
+        metadata.starts.push(cursor.at());
         let value = parse_value(cursor, &key, ty, 0)?;
         let at = metadata.entries.len();
         if metadata.by_key.insert(key.clone(), at).is_some() {
@@ -158,7 +159,8 @@ fn parse_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Metadata> {
 }
 
 /// Memory of a pair beyond its key's bytes: the entry and its place in the map, with growth slack.
-const PAIR_MEMORY: usize = 2 * (size_of::<(String, Value)>() + size_of::<(String, usize)>());
+const PAIR_MEMORY: usize =
+    2 * (size_of::<(String, Value)>() + size_of::<(String, usize)>() + size_of::<u64>());
 
 fn parse_type(cursor: &mut Cursor<'_>, key: &str) -> Result<ValueType> {
     let found = cursor.u32(|| format!("type of key \"{}\"", crate::shown::Shown(key)))?;

@@ -182,6 +182,8 @@ pub struct Metadata {
     path: PathBuf,
     pub(super) entries: Vec<(String, Value)>,
     pub(super) by_key: HashMap<String, usize>,
+    /// First byte of each value in the file.
+    pub(super) starts: Vec<u64>,
 }
 
 impl Metadata {
@@ -192,6 +194,17 @@ impl Metadata {
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.by_key.get(key).map(|&at| &self.entries[at].1)
+    }
+
+    /// First byte in the file, and number, of the elements of an array of f32.
+    pub(crate) fn floats(&self, key: &str) -> Option<(u64, usize)> {
+        /// Bytes of an array before its elements: their type and number.
+        const HEADER: u64 = 4 + 8;
+        let at = *self.by_key.get(key)?;
+        match (&self.entries[at].1, self.starts.get(at)) {
+            (Value::Array(ValueType::F32, values), Some(start)) => Some((start + HEADER, values.len())),
+            _ => None,
+        }
     }
 
     /// All pairs, in the order of the file.

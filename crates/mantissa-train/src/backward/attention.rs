@@ -28,6 +28,7 @@ impl LayerBackward<'_> {
             attend_backward(self.layer, lens, self.saved, self.s, threads);
         });
         self.head_norms();
+        self.rotate_back(lens);
         self.clip();
         self.qkv();
     }
@@ -112,6 +113,28 @@ impl LayerBackward<'_> {
                 dy.copy_from_slice(dx);
             });
             self.watch.result(Operator::Norm(self.layer.index, kind), "gradient", dy);
+        }
+    }
+
+    /// Propagates through RoPE before QK norms, if the layer has it there.
+    fn rotate_back(&mut self, lens: &[usize]) {
+        let half = self.layer.flow.attention().half_before_norms();
+        if half == 0 {
+            return;
+        }
+        let (shape, s) = (self.layer.flow.attention_shape(), &mut *self.s);
+        let [cos, sin] = if self.layer.flow.has_local_rope() { &s.local_angles } else { &s.angles };
+        for (mut dx, heads) in [(&mut s.dq[..], shape.heads), (&mut s.dk[..], shape.kv_heads)] {
+            for &len in lens {
+                let rows = take(&mut dx, len * heads * shape.head_dim);
+                kernels().rope_rotate_back(
+                    rows,
+                    heads,
+                    shape.head_dim,
+                    &cos[..len * half],
+                    &sin[..len * half],
+                );
+            }
         }
     }
 

@@ -213,7 +213,7 @@ fn recompute(
         Job { kind: up, out: &mut *e.up, accumulate: false },
     ];
     products.fprop(forms, Input::own(&e.x[..rows(e.x, d)]), &mut jobs);
-    products.layer.flow.activate(width, e.gate, e.up, e.inner);
+    products.layer.flow.activate([0.0; 4], width, e.gate, e.up, e.inner);
     let mut jobs = [Job { kind: down, out: &mut *e.result, accumulate: false }];
     products.fprop(forms, Input::own(&e.inner[..rows(e.inner, width)]), &mut jobs);
 }
@@ -235,7 +235,7 @@ fn propagate(
     products.dgrad(forms, &output, 0..n, &mut e.inner[..n * width], false, threads);
     let (of_gate, of_up) = (&mut e.gate[..n * width], &mut e.up[..n * width]);
     products.profile.time(Part::GateBackward, || {
-        layer.flow.activate_backward(of_gate, of_up, &mut e.inner[..n * width]);
+        layer.flow.activate_backward([0.0; 4], of_gate, of_up, &mut e.inner[..n * width]);
     });
     if let Some(grads) = grads.as_deref_mut() {
         products.wgrad(forms, Input::own(&e.inner[..n * width]), &output, grads);

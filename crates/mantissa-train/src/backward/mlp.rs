@@ -1,10 +1,10 @@
 //! Backward of the MLP: down projection, activation, gate and up.
 
-use mantissa_kernels::for_each;
+use mantissa_kernels::{for_each, kernels};
 use mantissa_model::LinearKind;
 use mantissa_model::config::MlpForm;
 use mantissa_model::flow::parts;
-use mantissa_model::graph::NormKind;
+use mantissa_model::graph::{NormKind, VectorKind, XieluPart};
 
 use super::LayerBackward;
 use crate::forms::Forms;
@@ -13,6 +13,10 @@ use crate::operand::Operand;
 use crate::products::{Input, OutputGradient};
 use crate::profile::Part;
 use crate::rows::{PART, rows_mut};
+
+/// Learned parameters of xIELU.
+const LEARNED: [VectorKind; 2] =
+    [VectorKind::Xielu(XieluPart::Positive), VectorKind::Xielu(XieluPart::Negative)];
 
 /// Gate and up `[tokens, intermediate]`, which become their gradients.
 struct GateUp<'b> {
@@ -88,28 +92,48 @@ impl LayerBackward<'_> {
         let both = if norm.is_some() { 2 * ffn } else { 0 };
         let pieces = pieces.zip(partials.zip(rows_mut(wide, both, cut.clone())));
         let (watch, at) = (self.watch, Operator::Gate(layer.index));
-        for_each(self.threads, pieces, |(((((part, gate), up), inner), rounded), (partial, wide))| {
-            products.dgrad(forms, down, part, inner, false, 1);
-            profile.time(Part::GateBackward, || match &values {
-                None => layer.flow.activate_backward(gate, up, inner),
-                Some(values) => {
-                    let (before, d_before) = wide.split_at_mut(inner.len());
-                    layer.flow.activate(ffn, gate, up, before);
-                    d_before.fill(0.0);
-                    values.backward(before, inner, d_before, partial);
-                    layer.flow.activate_backward(gate, up, d_before);
-                    values.forward(d_before, inner);
+        let numbers = layer.activation_numbers(self.params);
+        // Of the learned parameters of the activation, part by part, so that threads change no bit.
+        let learns = layer.vector(LEARNED[0]).is_some();
+        let mut sums = vec![[0.0; 2]; cut.clone().count()];
+        let pieces = pieces.zip(&mut sums);
+        for_each(
+            self.threads,
+            pieces,
+            |((((((part, gate), up), inner), rounded), (partial, wide)), sums)| {
+                products.dgrad(forms, down, part, inner, false, 1);
+                if learns {
+                    kernels().xielu_sums(numbers[3], gate, inner, sums);
                 }
-            });
-            watch.result(at, "gradient", gate);
-            watch.result(at, "gradient", up);
-            if layer.mlp == MlpForm::Gated {
-                profile.time(Part::Rounding, || {
-                    rounded.0.round(gate);
-                    rounded.1.round(up);
+                profile.time(Part::GateBackward, || match &values {
+                    None => layer.flow.activate_backward(numbers, gate, up, inner),
+                    Some(values) => {
+                        let (before, d_before) = wide.split_at_mut(inner.len());
+                        layer.flow.activate(numbers, ffn, gate, up, before);
+                        d_before.fill(0.0);
+                        values.backward(before, inner, d_before, partial);
+                        layer.flow.activate_backward(numbers, gate, up, d_before);
+                        values.forward(d_before, inner);
+                    }
                 });
-            }
-        });
+                watch.result(at, "gradient", gate);
+                watch.result(at, "gradient", up);
+                if layer.mlp == MlpForm::Gated {
+                    profile.time(Part::Rounding, || {
+                        rounded.0.round(gate);
+                        rounded.1.round(up);
+                    });
+                }
+            },
+        );
+        for (which, kind) in LEARNED.into_iter().enumerate().filter(|_| learns) {
+            let Some(range) = layer.vector(kind) else { continue };
+            let sum: f64 = sums.iter().map(|sums| sums[which]).sum();
+            // Softplus makes the factor.
+            let raw = f64::from(self.params.f32(range).first().copied().unwrap_or(0.0));
+            let slope = sum / (1.0 + (-raw).exp());
+            self.grads.add(range.clone(), |grad| grad.iter_mut().for_each(|grad| *grad += slope as f32));
+        }
         if let Some(norm) = norm {
             norm.add_partials(&self.s.partials, cut.count(), self.grads);
         }

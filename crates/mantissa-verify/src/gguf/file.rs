@@ -20,6 +20,10 @@ const MAX_TEXT: u64 = 1 << 16;
 /// Arrays within arrays, at most.
 const MAX_DEPTH: u32 = 4;
 
+/// Keys with a number for each layer in place of tensors, by architecture.
+const LISTED: [(&str, &[&str]); 1] =
+    [("apertus", &["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"])];
+
 /// Value of a key, as far as verification needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Key {
@@ -29,6 +33,13 @@ pub enum Key {
     Text(String),
     /// Array with this number of elements.
     List(u64),
+    /// Array of f32.
+    Floats {
+        /// First byte of its elements, from the start of the file.
+        start: u64,
+        /// Number of its elements.
+        count: u64,
+    },
     /// Anything else.
     Other,
 }
@@ -108,8 +119,24 @@ impl GgufFile {
         let found = first.tensors.len() as u64;
         match first.number("split.tensors.count").filter(|stated| *stated != found) {
             Some(stated) => Err(fault(&first.path, "split.tensors.count", stated, &found.to_string())),
-            None => Ok(GgufFile { rest, ..first }),
+            None => Ok(GgufFile { rest, ..first }.with_listed()),
         }
+    }
+
+    /// Adds a tensor of each layer for every key that lists a number of each in place of tensors.
+    fn with_listed(mut self) -> Self {
+        let architecture = self.text("general.architecture").unwrap_or("").to_owned();
+        let layers = self.number(&format!("{architecture}.block_count")).unwrap_or(0);
+        let own = LISTED.iter().filter(|(name, _)| *name == architecture);
+        for key in own.flat_map(|(_, keys)| keys.iter()) {
+            let Some(&Key::Floats { start, count }) = self.keys.get(*key) else { continue };
+            for layer in 0..count.min(layers) {
+                let (dims, start) = (vec![1], start + 4 * layer);
+                let tensor = Tensor { ty: BlockType::F32, file: 0, dims, start, bytes: 4 };
+                self.tensors.insert(format!("blk.{layer}.{key}"), tensor);
+            }
+        }
+        self
     }
 
     /// Reads everything except the values of the tensors.
@@ -362,7 +389,7 @@ impl Stream<'_> {
             5 => u64::try_from(i32::from_le_bytes(self.take(key)?)).map_or(Key::Other, Key::Number),
             10 => Key::Number(self.u64(key)?),
             8 => self.text(key)?.map_or(Key::Other, Key::Text),
-            9 => Key::List(self.list(key, depth)?),
+            9 => self.array(key, depth)?,
             _ => {
                 let size = width(kind).ok_or_else(|| self.fault(key, format!("type {kind}"), "0 to 12"))?;
                 self.skip(size, key)?;
@@ -371,14 +398,20 @@ impl Stream<'_> {
         })
     }
 
-    /// Skips an array; returns its number of elements.
-    fn list(&mut self, key: &str, depth: u32) -> Result<u64> {
+    /// Skips an array; returns its number of elements, and their place if they are f32.
+    fn array(&mut self, key: &str, depth: u32) -> Result<Key> {
         let (kind, count) = (self.u32(key)?, self.u64(key)?);
+        let start = self.at;
+        self.elements(key, (kind, count), depth)?;
+        Ok(if kind == 6 { Key::Floats { start, count } } else { Key::List(count) })
+    }
+
+    /// Skips the elements of an array.
+    fn elements(&mut self, key: &str, (kind, count): (u32, u64), depth: u32) -> Result<()> {
         if let Some(size) = width(kind) {
             let bytes =
                 count.checked_mul(size).ok_or_else(|| self.fault(key, count, "an array in the file"))?;
-            self.skip(bytes, key)?;
-            return Ok(count);
+            return self.skip(bytes, key);
         }
         if depth == MAX_DEPTH {
             return Err(self.fault(key, "arrays in arrays", "at most 4 levels"));
@@ -392,7 +425,7 @@ impl Stream<'_> {
                 kind => drop(self.value(key, kind, depth + 1)?),
             }
         }
-        Ok(count)
+        Ok(())
     }
 
     fn infos(&mut self, count: u64) -> Result<Vec<Info>> {

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_eval::{Evaluation, Sequence, TextOptions, sequences_from_text};
+use mantissa_jobs::choose;
 use mantissa_model::{Bos, Decoder, Tokenizer};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::verify::{Against, verify_against};
@@ -25,7 +26,6 @@ use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, bytes, paragraph};
 use crate::progress::Unit;
-use mantissa_jobs::choose;
 
 /// Recipes shown: every method and format, and the most common schemes.
 const RECIPES: [&str; 17] = [

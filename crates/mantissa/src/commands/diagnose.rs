@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_advise::diagnose::{Finding, Names, Report, Request, SeenInput, diagnose, steps};
 use mantissa_eval::Sequence;
+use mantissa_jobs::default_text;
 use mantissa_model::{KvPolicy, Tokenizer};
 use mantissa_quant::{Quality, model_config};
 use mantissa_store::{Kind, Paths};
@@ -26,7 +27,6 @@ use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, labelled, paragraph};
 use crate::progress::Unit;
-use mantissa_jobs::default_text;
 
 /// Find what quantization will break, or has broken, and the remedy
 ///

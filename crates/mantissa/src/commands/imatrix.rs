@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_jobs::adapt;
 use mantissa_quant::{Importance, QuantError, model_config};
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
@@ -18,7 +19,6 @@ use crate::help::Group;
 use crate::interrupt;
 use crate::output::count;
 use crate::progress::Unit;
-use mantissa_jobs::adapt;
 
 /// Calibration that the command needs.
 const CALIBRATION: &str =

@@ -8,10 +8,9 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_jobs::lint::line;
-use mantissa_plan::contract::{Report, Server, Subject, Target, lint};
-use mantissa_quant::Plan;
+use mantissa_jobs::memory::PROCESS;
+use mantissa_plan::contract::{ENGINES, Report, Subject, Target, lint};
 use mantissa_store::Paths;
-use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::execute::Execute;
@@ -22,7 +21,6 @@ use crate::context::Context;
 use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::paragraph;
-use mantissa_jobs::memory::PROCESS;
 
 /// Check that a model will load and compute correctly in an engine
 ///
@@ -114,7 +112,7 @@ impl Execute for Args {
 fn readers(subject: &Subject) -> Vec<Target> {
     // What was observed in the files decides whether they are sound, not which engines read their kind.
     let bare = Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..subject.clone() };
-    let targets = Server::NAMES.into_iter().map(|(server, _)| Target { server, tp: 1, gpu: None });
+    let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
     targets.filter(|target| !lint(&bare, target).fails()).collect()
 }
 
@@ -122,7 +120,7 @@ fn readers(subject: &Subject) -> Vec<Target> {
 fn overview(out: &mut dyn Write, model: &Path, reports: &[Report]) -> io::Result<()> {
     reports.iter().try_for_each(|report| text::overview(out, report))?;
     let read = |name: &str| reports.iter().any(|report| report.target == name);
-    let others = Server::NAMES.into_iter().map(|(_, name)| name).filter(|name| !read(name));
+    let others = ENGINES.into_iter().map(|engine| engine.name).filter(|name| !read(name));
     let others: Vec<_> = others.collect();
     if let [first, ..] = others.as_slice() {
         paragraph(out, 0, &format!("does not load in {}", others.join(", ")))?;
@@ -145,12 +143,4 @@ fn conclude(model: &Path, reports: &[Report]) -> Result<()> {
         true => Ok(()),
         false => Err(GateFailed::new(format!("{}: {}", model.display(), broken.join("; "))).into()),
     }
-}
-
-/// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
-///
-/// # Errors
-/// As [`mantissa_jobs::lint::check_plan`].
-pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context: &Context) -> Result<()> {
-    Ok(mantissa_jobs::lint::check_plan(plan, source, targets, &fixes::GivenLine, context)?)
 }

@@ -54,10 +54,10 @@ use mantissa_jobs::memory::PROCESS;
 use mantissa_store::Paths;
 
 use self::execute::Execute;
-pub use self::outcome::left_by_another;
 pub use self::serve::grammar_process;
 use crate::context::Context;
 use crate::help::Group;
+pub use mantissa_jobs::execute::left_by_another;
 
 /// Defines [`Command`] and its functions from the list of commands.
 macro_rules! commands {

@@ -5,14 +5,14 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Server, Target, installs, loads_in};
+use mantissa_jobs::memory;
+use mantissa_plan::contract::{Engine, Target, installs, loads_in};
 use mantissa_quant::Plan;
 use mantissa_store::convention::{ModelFiles, gguf};
 use serde::Serialize;
 
 use super::model::ModelPath;
 use crate::output::labelled;
-use mantissa_jobs::memory;
 
 /// Engines that load an output, and what to type next.
 #[derive(Debug, Serialize)]
@@ -30,8 +30,8 @@ impl NextSteps {
         let command = |target: &Target| serve(target, &subject.convention, out);
         let mut next: Vec<String> = targets.iter().map(command).collect();
         if next.is_empty() {
-            let usual = if plan.container.is_one_file() { Server::LlamaCpp } else { Server::Mantissa };
-            next.push(command(&Target { server: usual, tp: 1, gpu: None }));
+            let usual = if plan.container.is_one_file() { Engine::LLAMA_CPP } else { Engine::MANTISSA };
+            next.push(command(&Target { engine: usual, tp: 1, gpu: None }));
         }
         next.push(format!("mantissa report {}{}", quoted(out), reference(model, source)));
         NextSteps { loads_in: loads_in(&subject), next }
@@ -60,9 +60,9 @@ fn reference(model: &ModelPath, source: &ModelFiles) -> String {
 /// Returns the command that runs the model at `out`, in the format `convention`, in an engine. A command that installs
 /// what the engine needs for the format comes before it.
 pub fn serve(target: &Target, convention: &str, out: &Path) -> String {
-    let command = target.server.command(&quoted(out), target.tp);
+    let command = target.engine.command(&quoted(out), target.tp);
     let command = command.unwrap_or_else(|| transformers(convention, out));
-    installs(target.server, convention).map(|install| format!("{install} && ")).collect::<String>() + &command
+    installs(target.engine, convention).map(|install| format!("{install} && ")).collect::<String>() + &command
 }
 
 /// Returns the command that loads a model in transformers and leaves it in an interactive Python: a folder, or a GGUF

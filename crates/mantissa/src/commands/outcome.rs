@@ -1,28 +1,21 @@
-//! Executes a plan and prints its result; shared by `quantize`, `convert` and `fit`.
+//! Options and results of what quantizes, converts or fits: limits of the loss, tables of layers, figures.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_eval::Sequence;
 use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::measured_text::Measure;
-use mantissa_jobs::{JobError, execute};
+use mantissa_jobs::{JobError, default_text};
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{
-    Evaluation, Exceeded, Figures, GateFailure, LayerReport, NotVerified, Outcome, Plan, Quality, QuantError,
-    Start, TaskRuns,
-};
-use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Output, Paths};
+use mantissa_quant::{Exceeded, Figures, GateFailure, LayerReport, NotVerified, Quality, QuantError};
+use mantissa_store::Paths;
 use serde::Serialize;
 
-use super::model::ModelPath;
 use super::tasks::{self, OutputTaskArgs};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::output::{Align, Table, labelled, number};
-use mantissa_jobs::default_text;
 
 /// Options of the evaluation that runs before an output appears.
 #[derive(clap::Args)]
@@ -47,40 +40,6 @@ impl MeasureArgs {
     /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
         self.value().inputs().into_iter().for_each(|path| paths.read(path));
-    }
-
-    /// Reads the tasks to run on the output and on `source`, the opened `model`; `None` without one.
-    ///
-    /// # Errors
-    /// As [`Measure::tasks`].
-    pub fn tasks(
-        &self,
-        model: &ModelPath,
-        source: &ModelFiles,
-        context: &Context,
-    ) -> Result<Option<TaskRuns>> {
-        Ok(self.value().tasks(model.job_path(), source, context)?)
-    }
-
-    /// Returns the windows, tokenized for `model`; `None` without a text.
-    ///
-    /// # Errors
-    /// A text that cannot be read or tokenized.
-    pub fn sequences(&self, model: &ModelPath, context: &Context) -> Result<Option<Vec<Sequence>>> {
-        self.text.sequences(model, false, context)
-    }
-
-    /// Makes the evaluation of an output on `sequences`, a part of the text that reports mark with `part`.
-    ///
-    /// # Errors
-    /// Windows that the model cannot run.
-    pub fn evaluation_on(
-        &self,
-        source: &ModelFiles,
-        part: &str,
-        sequences: Vec<Sequence>,
-    ) -> Result<Evaluation> {
-        Ok(self.value().evaluation_on(source, part, sequences)?)
     }
 }
 
@@ -107,38 +66,19 @@ struct Unverified<'a> {
     quality: &'a Quality,
 }
 
-/// Runs the plan until it ends or a signal arrives.
-///
-/// # Errors
-/// As [`execute::run`]. An output that fails a limit or verification is reported first.
-pub fn carry_out(
-    plan: &Plan,
-    source: &ModelFiles,
-    out: &Output,
-    start: Start,
-    context: &Context,
-) -> Result<Outcome> {
-    tell_failure(execute::run(plan, source, out, start, context), context)
-}
-
 /// Reports a finished output that failed a limit or verification.
 ///
 /// # Errors
 /// Those of `outcome`.
 pub fn tell_failure<T>(outcome: Result<T, JobError>, context: &Context) -> Result<T> {
-    match &outcome {
-        Err(JobError::Quant(QuantError::Gate(failure))) => reject(failure, context)?,
-        Err(JobError::Quant(QuantError::NotVerified(failure))) => unverified(failure, context)?,
-        _ => {}
+    if let Err(JobError::Quant(error)) = outcome.as_ref().map_err(JobError::innermost) {
+        match &**error {
+            QuantError::Gate(failure) => reject(failure, context)?,
+            QuantError::NotVerified(failure) => unverified(failure, context)?,
+            _ => {}
+        }
     }
     Ok(outcome?)
-}
-
-/// Returns the warning about the work folder of another command.
-pub fn left_by_another(path: &Path) -> String {
-    let what =
-        "left by another command that was killed; fix: rerun that command to resume it, or remove the folder";
-    format!("{}: {what}", path.display())
 }
 
 /// Reports a finished output that did not verify and stays away from `--out`.

@@ -13,7 +13,7 @@ use anyhow::Result;
 use mantissa_plan::recommend::{self, Load};
 use mantissa_store::{Kind, Paths};
 
-pub use self::args::{Args, tokens};
+pub use self::args::Args;
 pub use self::device::device;
 pub use self::subject::{Subject, context_of};
 

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_jobs::adapt;
 use mantissa_model::{KvPolicy, ModelConfig};
 use mantissa_quant::calibrate::{Calibration, CalibrationSet, Limits};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
@@ -22,7 +23,6 @@ use crate::error::BadInput;
 use crate::help::Group;
 use crate::interrupt;
 use crate::progress::Unit;
-use mantissa_jobs::adapt;
 
 /// Recompute the static activation and KV cache scales of a model
 ///

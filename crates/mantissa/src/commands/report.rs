@@ -13,6 +13,7 @@ mod training;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_jobs::memory::PROCESS;
 use mantissa_jobs::run_files;
 use mantissa_quant::{Quality, quality_path};
 use mantissa_store::Paths;
@@ -28,7 +29,6 @@ use crate::error::BadInput;
 use crate::help::Group;
 use crate::output::labelled;
 use crate::report::Page;
-use mantissa_jobs::memory::PROCESS;
 
 /// Write an HTML page for a training run or a quantized model
 ///

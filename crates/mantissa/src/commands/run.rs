@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
+use mantissa_jobs::machine::peak_anonymous;
 use mantissa_model::KvPolicy;
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
@@ -24,7 +25,6 @@ use super::model::{self, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
-use mantissa_jobs::machine::peak_anonymous;
 
 pub use self::answer::stop_name;
 pub use self::args::{Args, Engine};

@@ -261,6 +261,9 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("jamba", model(dir, "jamba-wide", &none)),
         ("falcon-h1", model(dir, "falcon-h1", &json!({"time_step_limit": [0.0, {"__float__": "Infinity"}]}))),
         ("nemotron_h", model(dir, "nemotron-h", &json!({"time_step_min": 0.001}))),
+        ("hunyuan-dense", model(dir, "hunyuan", &none)),
+        ("mamba2", model(dir, "mamba2", &none)),
+        ("apertus", model(dir, "apertus", &none)),
     ];
     for (architecture, model) in models {
         let out = model.with_extension("gguf");
@@ -414,6 +417,7 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("kimi-linear", "linear_num_heads"),
         ("deepseek-v4", "hc_mult"),
         ("nemotron-h", "time_step_min"),
+        ("bamba", "model_type"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));
         let error = fail(

@@ -174,6 +174,10 @@ fn architectures_quantize_verify_and_measure() {
         "glm-moe-dsa",
         "glm-moe-dsa-sparse",
         "gpt-oss",
+        "hunyuan",
+        "bamba",
+        "mamba2",
+        "apertus",
     ] {
         let (model, out) = (tiny(name), temp.path().join(name));
         let config = std::fs::read(model.join("config.json")).unwrap();

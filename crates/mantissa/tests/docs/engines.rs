@@ -3,16 +3,16 @@
 use std::fmt::Write;
 use std::fs;
 
-use mantissa_plan::contract::{LOADS, Server, rules};
+use mantissa_plan::contract::{ENGINES, LOADS};
 
 use crate::root;
 
 /// Engines with the files that their rules were read from.
 pub fn sources() -> String {
     let mut table = "| engine | rules read from |\n|---|---|\n".to_owned();
-    for (server, _) in Server::NAMES {
+    for engine in ENGINES {
         let mut files: Vec<&str> = Vec::new();
-        for rule in rules().filter(|rule| rule.servers == [server]) {
+        for rule in engine.own_rules() {
             if !files.contains(&rule.source) {
                 files.push(rule.source);
             }
@@ -21,7 +21,7 @@ pub fn sources() -> String {
             continue;
         }
         let files: Vec<_> = files.into_iter().map(|file| format!("`{file}`")).collect();
-        writeln!(table, "| {} | {} |", server.title(), files.join("; ")).unwrap();
+        writeln!(table, "| {} | {} |", engine.title, files.join("; ")).unwrap();
     }
     table
 }

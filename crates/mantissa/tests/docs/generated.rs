@@ -9,7 +9,7 @@ use mantissa_model::Architecture;
 use mantissa_store::convention::Container;
 
 use crate::tables::{self, Demo};
-use crate::{engines, pages, root, shown};
+use crate::{engines, figures, pages, root, shown};
 
 const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end generated -->";
@@ -49,6 +49,8 @@ fn references_match_the_binary() {
     part("adapter-keys", &tables::settings(&["adapter"]), &str::eq);
     part("engines", &engines::sources(), &str::eq);
     part("load-tests", &engines::loads(), &str::eq);
+    part("offers", &figures::offers(), &str::eq);
+    part("figures-ref-32m", &figures::of_model("ref-32m"), &str::eq);
 }
 
 #[test]
@@ -92,6 +94,8 @@ fn every_generated_part_is_checked() {
         "adapter-keys",
         "engines",
         "load-tests",
+        "offers",
+        "figures-ref-32m",
     ]);
     for page in pages() {
         for rest in page.text.split(BEGIN).skip(1).filter(|_| !page.path.ends_with("CONTRIBUTING.md")) {

@@ -6,6 +6,7 @@
 mod engines;
 mod examples;
 mod fields;
+mod figures;
 mod generated;
 mod links;
 mod markdown;

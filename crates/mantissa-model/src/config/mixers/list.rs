@@ -15,6 +15,7 @@ pub(crate) fn rules_of(kind: MixerKind) -> MixerRules {
         MixerKind::SelectiveScan => selective::SELECTIVE_SCAN,
         MixerKind::StateSpace => state_space::STATE_SPACE,
         MixerKind::StateSpaceBlocks => state_space::STATE_SPACE_BLOCKS,
+        MixerKind::StateSpaceAlone => state_space::STATE_SPACE_ALONE,
         MixerKind::ParallelStateSpace => state_space::PARALLEL_STATE_SPACE,
         MixerKind::Compressed => compressed::COMPRESSED,
     }

@@ -79,6 +79,16 @@ pub(super) fn silu(fields: Fields<'_>, field: &str) -> Result<(), ConfigError> {
     }
 }
 
+/// True for each layer that is not in the list of a field; without the field for all.
+pub(super) fn recurs_but_at(
+    fields: Fields<'_>,
+    field: &str,
+    layers: usize,
+) -> Result<Vec<bool>, ConfigError> {
+    let attend = fields.tokens(field)?;
+    Ok((0..layers).map(|layer| !attend.iter().any(|at| *at as usize == layer)).collect())
+}
+
 /// Mixing by `layer_types`, in which `recurrent` or its older name names the layers of the mixer, or else by
 /// `default`: true for them.
 pub(super) fn by_layer_type(

@@ -1,7 +1,7 @@
 //! Gated short convolution of a configuration.
 
 use super::Recurrent;
-use super::rules::{MAX_KERNEL, MixerRules, all_have_mlp, by_layer_type};
+use super::rules::{MAX_KERNEL, MixerRules, all_have_mlp, by_layer_type, recurs_but_at};
 
 /// Sizes of a gated short convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,7 @@ pub(crate) const SHORT_CONVOLUTION: MixerRules = MixerRules {
     halves: |fields, layers| {
         let mixing = by_layer_type(fields, "conv", layers, || {
             let Some(_) = fields.get("full_attn_idxs") else { return Ok(vec![false; layers]) };
-            let attend = fields.tokens("full_attn_idxs")?;
-            Ok((0..layers).map(|layer| !attend.iter().any(|at| *at as usize == layer)).collect())
+            recurs_but_at(fields, "full_attn_idxs", layers)
         })?;
         Ok(all_have_mlp(mixing))
     },

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::blocks::{Block, blocks};
 use super::rules::{
-    Around, Halves, MAX_KERNEL, MixerRules, all_have_mlp, by_layer_type, check_width, list, silu,
+    Around, Halves, MAX_KERNEL, MixerRules, all_have_mlp, by_layer_type, check_width, list, recurs_but_at,
+    silu,
 };
 use super::{Mixing, Recurrent};
 use crate::config::fields::{ConfigError, Fields, MAX_WIDTH};
@@ -49,11 +50,13 @@ pub enum ResultNorm {
     BeforeGate,
 }
 
-/// Mamba-2 in layers that `layer_types` states, or else in all; every layer has an MLP.
+/// Mamba-2 in layers that `layer_types` states, or else in those not in `attn_layer_indices`; every layer has an MLP.
 pub(crate) const STATE_SPACE: MixerRules = MixerRules {
-    mixer: |fields, around| Ok(Recurrent::StateSpace(state_space(fields, around, false)?)),
+    mixer: |fields, around| Ok(Recurrent::StateSpace(state_space(fields, around, &HYBRID)?)),
     halves: |fields, layers| {
-        let mixing = by_layer_type(fields, "linear_attention", layers, || Ok(vec![true; layers]))?;
+        let mixing = by_layer_type(fields, "linear_attention", layers, || {
+            recurs_but_at(fields, "attn_layer_indices", layers)
+        })?;
         Ok(all_have_mlp(mixing))
     },
     layers: None,
@@ -61,13 +64,19 @@ pub(crate) const STATE_SPACE: MixerRules = MixerRules {
 /// Mamba-2 where a layer is a mixer, attention, an MLP or experts alone, by `layers_block_type` or `hybrid_override_pattern`
 /// (Nemotron-H).
 pub(crate) const STATE_SPACE_BLOCKS: MixerRules = MixerRules {
-    mixer: |fields, around| Ok(Recurrent::StateSpace(state_space(fields, around, true)?)),
+    mixer: |fields, around| Ok(Recurrent::StateSpace(state_space(fields, around, &BLOCKS)?)),
     halves: |fields, _| {
         let mixing: Vec<_> = blocks(fields)?.into_iter().map(Block::mixing).collect();
         let has_mlp = mixing.iter().map(|mixing| *mixing == Mixing::None).collect();
         Ok(Halves { mixing, has_mlp })
     },
     layers: Some(|fields| Ok(blocks(fields)?.len())),
+};
+/// Mamba-2 in every layer, and nothing else (Mamba-2).
+pub(crate) const STATE_SPACE_ALONE: MixerRules = MixerRules {
+    mixer: |fields, around| Ok(Recurrent::StateSpace(state_space(fields, around, &ALONE)?)),
+    halves: |_, layers| Ok(Halves { mixing: vec![Mixing::Recurrent; layers], has_mlp: vec![false; layers] }),
+    layers: None,
 };
 /// Mamba-2 in every layer, beside attention on the same input (Falcon-H1).
 pub(crate) const PARALLEL_STATE_SPACE: MixerRules = MixerRules {
@@ -76,36 +85,52 @@ pub(crate) const PARALLEL_STATE_SPACE: MixerRules = MixerRules {
     layers: None,
 };
 
+/// Defaults of sizes, and fields that state the rest.
+struct Form {
+    groups: usize,
+    state: usize,
+    head_dim: Option<usize>,
+    /// True if the width follows from that of the model.
+    expands: bool,
+    /// True if `time_step_limit` limits the steps, false if `time_step_min` does.
+    limited: bool,
+    /// Field of the convolution's activation, which may be that of the MLP.
+    activation: &'static str,
+}
+
+const HYBRID: Form =
+    Form { groups: 1, state: 256, head_dim: None, expands: true, limited: true, activation: "hidden_act" };
+const ALONE: Form = Form { groups: 8, state: 128, head_dim: Some(64), ..HYBRID };
+const BLOCKS: Form = Form { expands: false, limited: false, activation: "mamba_hidden_act", ..ALONE };
+
 fn state_space(
     fields: Fields<'_>,
     &Around { hidden, eps, .. }: &Around,
-    blocks: bool,
+    form: &Form,
 ) -> Result<StateSpace, ConfigError> {
     let size = |field, default| Ok(fields.optional_size(field, 1..=MAX_WIDTH)?.unwrap_or(default));
     let heads = size("mamba_n_heads", 128)?;
-    let (groups, state) = if blocks { (8, 128) } else { (1, 256) };
     let head_dim = match fields.get("mamba_d_head") {
         Some(Value::String(text)) if text == "auto" => None,
-        _ => fields.optional_size("mamba_d_head", 1..=MAX_WIDTH)?.or(blocks.then_some(64)),
+        _ => fields.optional_size("mamba_d_head", 1..=MAX_WIDTH)?.or(form.head_dim),
     };
-    // Without blocks, the width follows from that of the model.
     let expanded = fields.optional_size("mamba_expand", 1..=64)?.unwrap_or(2) * hidden;
     let inner = fields.optional_size("mamba_d_ssm", 1..=MAX_WIDTH)?.unwrap_or(expanded);
     let head_dim = head_dim.unwrap_or(inner / heads);
-    if head_dim == 0 || (!blocks && heads.saturating_mul(head_dim) != inner) {
+    if head_dim == 0 || (form.expands && heads.saturating_mul(head_dim) != inner) {
         let allowed = format!("{inner} (mamba_d_ssm, or mamba_expand times hidden_size) / {heads} heads");
         return Err(fields.error("mamba_d_head", allowed));
     }
-    let steps = match blocks {
-        true => (fields.optional_number("time_step_min")?.unwrap_or(0.001) as f32, f32::INFINITY),
-        false => step_limits(fields)?,
+    let steps = match form.limited {
+        true => step_limits(fields)?,
+        false => (fields.optional_number("time_step_min")?.unwrap_or(0.001) as f32, f32::INFINITY),
     };
     let mixer = StateSpace {
         hidden,
         heads,
         head_dim,
-        groups: size("mamba_n_groups", groups)?,
-        state: size("mamba_d_state", state)?,
+        groups: size("mamba_n_groups", form.groups)?,
+        state: size("mamba_d_state", form.state)?,
         kernel: fields.optional_size("mamba_d_conv", 1..=MAX_KERNEL)?.unwrap_or(4),
         convolution_bias: fields.flag("mamba_conv_bias", true)?,
         bias: fields.flag("mamba_proj_bias", false)?,
@@ -119,14 +144,13 @@ fn state_space(
     }
     check_width(fields, "mamba_d_head", mixer.heads, mixer.head_dim)?;
     check_width(fields, "mamba_d_state", mixer.groups.max(mixer.head_dim), mixer.state)?;
-    // The convolution has the activation of the MLP, or one of its own.
-    silu(fields, if blocks { "mamba_hidden_act" } else { "hidden_act" })?;
+    silu(fields, form.activation)?;
     Ok(mixer)
 }
 
 /// Mamba-2 of Falcon-H1: an optional norm, and factors of the projected values.
 fn parallel(fields: Fields<'_>, around: &Around) -> Result<StateSpace, ConfigError> {
-    let mixer = state_space(fields, around, false)?;
+    let mixer = state_space(fields, around, &HYBRID)?;
     let norm = match (fields.flag("mamba_rms_norm", false)?, fields.flag("mamba_norm_before_gate", true)?) {
         (false, _) => ResultNorm::None,
         (true, true) => ResultNorm::BeforeGate,

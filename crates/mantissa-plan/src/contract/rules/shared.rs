@@ -2,18 +2,13 @@
 
 use mantissa_num::CodecId;
 
+use super::super::rule::{Check, Rule, Severity};
+use super::super::sources::{EXLLAMA, MARLIN_KERNEL, MLX_OPS};
 use super::super::subject::{Kind, Observed};
-use super::super::{Check, Rule, Server, Severity};
-use super::sources::{EXLLAMA, MLX_OPS};
 
 use Kind::{Blocks, Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
-use Server::{Exllamav2, Lmdeploy, Mlx, Sglang, TensorrtLlm, Transformers, Vllm};
 use Severity::{Refused, Warning, Wrong};
 
-/// Engines that split layers over GPUs.
-const SPLITTING: &[Server] = &[Vllm, Sglang, Lmdeploy, TensorrtLlm];
-const MARLIN_KERNEL: &str =
-    "vllm 0.33.0 vllm/model_executor/kernels/linear/mixed_precision/marlin.py (can_implement)";
 const FUSED: &str =
     "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/utils.py @008014e8";
 const TILES: &str =
@@ -22,10 +17,9 @@ const NVFP4: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/c
 const GGUF_TYPES: &str = "vllm-gguf-plugin 0.0.5 quantization/utils.py and sglang 0.5.23 srt/layers/quantization/gguf.py (DEQUANT_TYPES)";
 const KV: &str = "vllm-project/vllm and sgl-project/sglang, layers/quantization/kv_cache.py (process_weights_after_loading)";
 
-pub(super) const RULES: &[Rule] = &[
+pub(crate) const RULES: &[Rule] = &[
     Rule {
         id: "tp-heads",
-        servers: SPLITTING,
         conventions: &[],
         severity: Refused,
         requires: "query heads divisible by tp; key/value heads divisible by tp, or tp divisible by them",
@@ -35,7 +29,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "tp-width",
-        servers: SPLITTING,
         conventions: &[],
         severity: Refused,
         requires: "split dimensions divisible by tp",
@@ -45,7 +38,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "tp-group",
-        servers: SPLITTING,
         conventions: &[],
         severity: Refused,
         requires: "a whole number of groups per GPU (columns / tp in column-split layers)",
@@ -55,7 +47,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "fp8-tiles",
-        servers: &[Vllm, Sglang, TensorrtLlm, Lmdeploy],
         conventions: &[],
         severity: Refused,
         requires: "whole tiles per GPU, and in fused layers for all but the last",
@@ -64,18 +55,7 @@ pub(super) const RULES: &[Rule] = &[
         fix: "use a smaller tp, or FP8 with one scale per channel",
     },
     Rule {
-        id: "act-order-tp",
-        servers: &[Sglang],
-        conventions: &["compressed-tensors", "gptq"],
-        severity: Refused,
-        requires: "with act-order, rows and columns per GPU that are multiples of 64 and 128: Marlin does not pad them",
-        check: Check::ActOrderTiles { rows: 64, cols: 128 },
-        source: MARLIN_KERNEL,
-        fix: "use act-order with static groups (no g_idx), or a smaller tp",
-    },
-    Rule {
         id: "whole-groups",
-        servers: &[Mlx, Exllamav2, Transformers],
         conventions: &["mlx", "gptq", "awq", "auto-round", "compressed-tensors"],
         severity: Refused,
         requires: "rows that are a whole number of groups",
@@ -85,7 +65,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "fused-alike",
-        servers: &[Vllm, Sglang, TensorrtLlm],
         conventions: &[],
         severity: Refused,
         requires: "one format for q, k and v, and for gate and up: they run as one fused matrix",
@@ -95,7 +74,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "nvfp4-global",
-        servers: &[Vllm, Sglang, TensorrtLlm],
         conventions: &["compressed-tensors", "modelopt"],
         severity: Wrong,
         requires: "one global scale for q, k and v, and for gate and up: the engine takes the largest for all",
@@ -105,7 +83,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "fused-input-scale",
-        servers: &[Vllm, Sglang, TensorrtLlm],
         conventions: &["compressed-tensors", "modelopt"],
         severity: Warning,
         requires: "one stored input scale for fused layers: the engine takes the largest for all",
@@ -115,7 +92,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "fp8-fused-scale",
-        servers: &[Vllm, Sglang],
         conventions: &["compressed-tensors", "modelopt"],
         severity: Warning,
         requires: "one FP8 scale for fused layers: otherwise the engine requantizes them with the largest",
@@ -125,7 +101,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "marlin-gpu",
-        servers: &[Vllm, Sglang],
         conventions: &[],
         severity: Refused,
         requires: "SM 7.5 or later for Marlin",
@@ -135,7 +110,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "int8-gpu",
-        servers: &[Vllm, Sglang],
         conventions: &[],
         severity: Refused,
         requires: "SM 7.5 to 9.0 for int8 activations: Blackwell has no kernel",
@@ -145,7 +119,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "fp8-gpu",
-        servers: &[Vllm, Sglang],
         conventions: &[],
         severity: Warning,
         requires: "SM 8.9 for FP8 matmuls; older GPUs decode weights in registers (Marlin) and keep activations in 16 bits",
@@ -155,7 +128,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "fp4-gpu",
-        servers: &[Vllm, Sglang],
         conventions: &[],
         severity: Warning,
         requires: "SM 10.0 for FP4 matmuls; older GPUs decode weights in registers and keep activations in 16 bits",
@@ -165,7 +137,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "gptq-zero-points",
-        servers: &[Transformers, Exllamav2, Sglang],
         conventions: &["gptq", "auto-round"],
         severity: Wrong,
         requires: "zero points that match checkpoint_format: v1 (\"gptq\") stores one less than v2 (\"gptq_v2\")",
@@ -175,7 +146,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "router-dense",
-        servers: &[Vllm, Sglang, TensorrtLlm],
         conventions: &[],
         severity: Refused,
         requires: "expert routers as dense tensors, in the list of ignored layers",
@@ -185,7 +155,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "ignored-names",
-        servers: &[Vllm, Sglang, Transformers, TensorrtLlm],
         conventions: &["compressed-tensors", "modelopt"],
         severity: Warning,
         requires: "checkpoint names in the list of ignored layers",
@@ -195,7 +164,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "head",
-        servers: &[Vllm, Sglang, Lmdeploy, Transformers, TensorrtLlm, Mlx, Exllamav2],
         conventions: &[],
         severity: Wrong,
         requires: "lm_head.weight if tie_word_embeddings is false",
@@ -205,7 +173,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "tied-head",
-        servers: &[Vllm, Sglang, Lmdeploy, Transformers, TensorrtLlm, Mlx],
         conventions: &[],
         severity: Wrong,
         requires: "no separate lm_head if tie_word_embeddings is true: it would be ignored",
@@ -215,7 +182,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "cache-scale-missing",
-        servers: &[Vllm, Sglang],
         conventions: &["compressed-tensors", "modelopt"],
         severity: Warning,
         requires: "one key scale and one value scale in every layer if the config asks for a quantized KV cache: missing scales default to 1",
@@ -225,7 +191,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "bos-rule",
-        servers: &[Vllm, Sglang, Lmdeploy, Transformers, TensorrtLlm, Mlx, Exllamav2],
         conventions: &[],
         severity: Warning,
         requires: "add_bos_token of tokenizer_config.json that agrees with tokenizer.json: engines follow one or the other",
@@ -235,7 +200,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "cache-scale",
-        servers: &[Vllm, Sglang],
         conventions: &[],
         severity: Warning,
         requires: "one key scale and one value scale per layer; per-head scales only with FlashAttention 3",
@@ -245,7 +209,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "gguf-cuda-kinds",
-        servers: &[Vllm, Sglang],
         conventions: &["gguf"],
         severity: Refused,
         requires: "llama.cpp's block types: MXFP4 and NVFP4 have no kernel",
@@ -255,7 +218,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "gguf-cuda-types",
-        servers: &[Vllm, Sglang],
         conventions: &["gguf"],
         severity: Refused,
         requires: "a block type other than TQ1_0 and TQ2_0, which have no kernel",

@@ -9,6 +9,7 @@ mod compressed;
 mod config;
 mod dense;
 mod family;
+mod listed;
 mod model;
 mod read;
 mod recurrent;
@@ -143,7 +144,10 @@ fn is_gguf(path: &Path) -> bool {
 fn open(path: &Path) -> Result<(Checkpoint, Model)> {
     let gguf = GgufFile::open_model(path)?;
     let config::Parsed { config, architecture, order, groups, notes } = config::parse(&gguf)?;
-    let (header, files) = gguf.into_parts();
+    let (mut header, mut files) = gguf.into_parts();
+    if let Some(architecture) = architecture {
+        listed::add(architecture, &mut header, &mut files)?;
+    }
     let model = Model { header, architecture, order, groups, notes };
     Ok((Checkpoint::of_gguf(path, files, config), model))
 }

@@ -69,7 +69,7 @@ impl Reader<'_> {
             let interval = self.uint("full_attention_interval")?.filter(|&n| n > 0).unwrap_or(4);
             return Ok((1..=layers as u64).map(|layer| !layer.is_multiple_of(interval)).collect());
         }
-        if self.architecture.recurrence == Recurrence::Parallel {
+        if matches!(self.architecture.recurrence, Recurrence::Parallel | Recurrence::StateSpaceAlone) {
             return Ok(vec![true; layers]);
         }
         let keys = self.by_layer("attention.head_count_kv", layers)?.unwrap_or_default();
@@ -127,26 +127,34 @@ impl Reader<'_> {
             }
             Recurrence::StateSpace { blocks } => self.put_state_space(config, &recurs, blocks),
             Recurrence::Parallel => self.put_state_space(config, &recurs, false),
+            Recurrence::StateSpaceAlone => {
+                // There are none: the file has 0.
+                for field in ["num_attention_heads", "num_key_value_heads", "intermediate_size"] {
+                    config.remove(field);
+                }
+                self.put_state_space(config, &recurs, false)
+            }
         }
     }
 
-    /// Puts the fields of Mamba-2: the names of Nemotron-H in models of `blocks`, else those of Granite 4.
+    /// Puts the fields of Mamba-2, under the names of the model's own config.
     fn put_state_space(&self, config: &mut Map<String, Json>, recurs: &[bool], blocks: bool) -> Result<()> {
-        let names = match blocks {
-            true => ["conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads"],
-            false => ["mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads"],
-        };
-        let keys = ["ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"];
-        for (field, key) in names.into_iter().zip(keys) {
-            self.put_size(config, field, key)?;
+        for (field, key) in [
+            ("mamba_d_conv", "ssm.conv_kernel"),
+            ("mamba_d_state", "ssm.state_size"),
+            ("mamba_n_groups", "ssm.group_count"),
+            ("mamba_n_heads", "ssm.time_step_rank"),
+        ] {
+            self.put_size(config, self.own_field(field), key)?;
         }
         let (inner, heads) = (self.uint("ssm.inner_size")?, self.uint("ssm.time_step_rank")?);
         let width = inner.zip(heads).and_then(|(inner, heads)| inner.checked_div(heads));
-        let field = if blocks { "mamba_head_dim" } else { "mamba_d_head" };
-        width.map(|width| config.insert(field.into(), json!(width)));
+        width.map(|width| config.insert(self.own_field("mamba_d_head").into(), json!(width)));
         let has = |name: &str| self.gguf.tensors().iter().any(|tensor| tensor.name.ends_with(name));
-        let field = if blocks { "use_conv_bias" } else { "mamba_conv_bias" };
-        config.insert(field.into(), json!(has("ssm_conv1d.bias")));
+        config.insert(self.own_field("mamba_conv_bias").into(), json!(has("ssm_conv1d.bias")));
+        if self.architecture.recurrence == Recurrence::StateSpaceAlone {
+            return self.put_expansion(config);
+        }
         if self.architecture.recurrence == Recurrence::Parallel {
             inner.map(|inner| config.insert("mamba_d_ssm".into(), json!(inner)));
             config.insert("mamba_rms_norm".into(), json!(has("ssm_norm.weight")));
@@ -174,6 +182,13 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// Returns the name that the model's own config has for a field.
+    fn own_field(&self, field: &'static str) -> &'static str {
+        let row = mantissa_arch::Architecture::find(self.architecture.model_type());
+        let mut aliases = row.into_iter().flat_map(|row| row.aliases);
+        aliases.find(|(ours, _)| *ours == field).map_or(field, |(_, own)| own)
+    }
+
     fn put_size(&self, config: &mut Map<String, Json>, field: &str, key: &str) -> Result<()> {
         self.uint(key)?.map(|number| config.insert(field.into(), json!(number)));
         Ok(())
@@ -186,7 +201,7 @@ impl Reader<'_> {
             return Ok(());
         };
         match inner.checked_rem(hidden) {
-            Some(0) => config.insert("mamba_expand".into(), json!(inner / hidden)),
+            Some(0) => config.insert(self.own_field("mamba_expand").into(), json!(inner / hidden)),
             _ => config.insert("mamba_d_ssm".into(), json!(inner)),
         };
         Ok(())

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::Evaluated;
+use mantissa_jobs::adapt;
 use mantissa_model::{Decoder, KvPolicy};
 use mantissa_runtime::FastModel;
 use mantissa_store::convention::ModelFiles;
@@ -14,7 +15,6 @@ use crate::commands::run::Engine;
 use crate::commands::{adapter, model};
 use crate::context::Context;
 use crate::error::BadInput;
-use mantissa_jobs::adapt;
 
 /// Model to evaluate.
 pub(super) enum Loaded {

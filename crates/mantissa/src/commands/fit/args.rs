@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
+use mantissa_jobs::{BudgetText, Fit, FitArguments};
 use mantissa_num::Scheme;
 use mantissa_plan::contract::Target;
 use mantissa_store::convention::Container;
 
-use super::budget::{self, Budget};
 use crate::commands::calibration::CalibrationArgs;
 use crate::commands::lint;
 use crate::commands::model::ModelPath;
@@ -44,8 +45,8 @@ pub struct Args {
     /// "24GB with 32k context and 8 sequences on rtx4090" counts tensors, KV caches and activations, at most what the
     /// device leaves to a model, and chooses the KV cache's scheme too: of f16, fp8, int8 and int4 those that the format
     /// stores, each by its measured KL.
-    #[arg(long, value_name = "BUDGET", value_parser = budget::parse, help_heading = "Recipe")]
-    pub(super) budget: Budget,
+    #[arg(long, value_name = "BUDGET", value_parser = BudgetText::parse, help_heading = "Recipe")]
+    pub(super) budget: BudgetText,
     /// Output folder, or GGUF file if it ends in .gguf
     ///
     /// GGUF output in a folder is named MODEL-fit.gguf.
@@ -110,8 +111,29 @@ pub struct Args {
     pub(super) measure: MeasureArgs,
 }
 
-/// Name of the recipe found.
-pub(super) const RECIPE: &str = "fit.toml";
-
-/// Scheme of a KV cache that checkpoints do not name.
-pub(super) const PLAIN_CACHE: &str = "f16";
+impl Args {
+    /// Finds format and place of the output.
+    ///
+    /// # Errors
+    /// As [`FitArguments::resolve`].
+    pub(super) fn resolved(&self, seed: u64) -> Result<Fit> {
+        let arguments = FitArguments {
+            model: self.model.job_path().clone(),
+            budget: self.budget.clone(),
+            out: self.out.clone(),
+            methods: self.method.clone(),
+            schemes: self.schemes.clone(),
+            format: self.format,
+            tables: self.tables.value(),
+            calibration: self.calibration.value(),
+            targets: self.targets.clone(),
+            windows: self.windows,
+            time_limit: self.time_limit,
+            measurements: self.measurements.clone(),
+            save_recipe: self.save_recipe.clone(),
+            measure: self.measure.value(),
+            seed,
+        };
+        Ok(arguments.resolve()?)
+    }
+}

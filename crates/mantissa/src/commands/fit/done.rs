@@ -3,29 +3,28 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use mantissa_jobs::{Fit, FitPoint, FitReport, FitUnit, Served};
 use mantissa_quant::Quality;
 use mantissa_quant::verify::Verification;
 use serde::Serialize;
 
-use super::budget::Served;
-use super::front::Point;
-use super::measure::Row;
+use super::args::Args;
 use crate::commands::outcome::{human_figures, linear_bits, worst};
 use crate::commands::{tasks, verify};
-use crate::output::{Align, Table, bytes, labelled, number, paragraph};
+use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
 
 #[derive(Serialize)]
 pub(super) struct Done<'a> {
     pub(super) output: &'a Path,
     /// Methods of the layers.
     pub(super) method: String,
-    pub(super) units: &'a [Row],
+    pub(super) units: &'a [FitUnit],
     /// Predicted KL: the sum over the units' own KL.
     pub(super) predicted_kl: f64,
     /// Lower bound of that sum over all choices within the budget.
     pub(super) predicted_kl_bound: f64,
     /// Best choices of every size, by the sum of the units' own KL.
-    pub(super) front: &'a [Point],
+    pub(super) front: &'a [FitPoint],
     /// Recipes left out, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) left_out: &'a Vec<String>,
@@ -42,9 +41,32 @@ pub(super) struct Done<'a> {
     pub(super) verification: Option<&'a Verification>,
     /// Bytes of what serves, if the budget is memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) served: Option<Served>,
+    pub(super) served: Option<&'a Served>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) page: Option<&'a PathBuf>,
+}
+
+impl<'a> Done<'a> {
+    /// Describes the output of `job`, as the command line asks.
+    pub(super) fn new(args: &'a Args, job: &'a Fit, report: &'a FitReport) -> Self {
+        let outcome = &report.outcome;
+        Done {
+            output: written(&job.out, report.container, outcome),
+            method: report.method.clone(),
+            units: &report.units,
+            predicted_kl: report.predicted_kl,
+            predicted_kl_bound: report.predicted_kl_bound,
+            front: &report.front,
+            left_out: &report.left_out,
+            apart: &report.apart,
+            windows: report.windows,
+            scaled: job.methods.len() > 1,
+            quality: &outcome.quality,
+            verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+            served: report.served.as_ref(),
+            page: args.html.as_ref(),
+        }
+    }
 }
 
 pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
@@ -55,7 +77,7 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
     labelled(out, "bits", &format!("{linear} in linear layers by {}", done.method))?;
     if done.front.len() > 1 {
-        let point = |p: &Point| {
+        let point = |p: &FitPoint| {
             format!("{:.2} bits {} ({})", p.bits_per_weight, number(Some(p.predicted_kl), 3), p.method)
         };
         let points: Vec<_> = done.front.iter().map(point).collect();
@@ -88,7 +110,7 @@ fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()>
 }
 
 /// Lists units with their chosen scheme and method, its KL, and the KL of the others.
-pub(super) fn unit_columns<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Table {
+pub(super) fn unit_columns<'a>(rows: impl IntoIterator<Item = &'a FitUnit>) -> Table {
     let columns = [
         ("unit", Align::Left),
         ("chosen", Align::Left),

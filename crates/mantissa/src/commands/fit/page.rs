@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use mantissa_jobs::{FitCandidate, FitUnit};
+
 use super::done::{Done, unit_columns};
-use super::measure::{Candidate, Row};
 use crate::commands::tasks;
 use crate::output::{bytes, number};
 use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table, tiles};
@@ -104,10 +105,10 @@ fn chosen_point(done: &Done<'_>) -> Option<Point> {
 }
 
 /// Returns a point for each recipe that every unit has: all of them under it.
-fn uniform(units: &[Row]) -> Vec<Point> {
+fn uniform(units: &[FitUnit]) -> Vec<Point> {
     let Some(first) = units.first() else { return Vec::new() };
     let point = |at: usize| {
-        let of = |row: &Row| row.candidates.get(at).cloned();
+        let of = |row: &FitUnit| row.candidates.get(at).cloned();
         let x = bits_per_weight(units, of)?;
         let y = units.iter().filter_map(of).map(|c| c.kl).sum();
         Some(Point { x, y, label: first.named(&first.candidates[at]), group: 2 })
@@ -116,7 +117,7 @@ fn uniform(units: &[Row]) -> Vec<Point> {
 }
 
 /// Returns the bits per weight if every unit takes the candidate that `pick` gives; `None` if one has none.
-fn bits_per_weight(units: &[Row], pick: impl Fn(&Row) -> Option<Candidate>) -> Option<f64> {
+fn bits_per_weight(units: &[FitUnit], pick: impl Fn(&FitUnit) -> Option<FitCandidate>) -> Option<f64> {
     let (mut bits, mut weights) = (0.0, 0.0);
     for row in units {
         let own = chosen(row)?;
@@ -127,14 +128,14 @@ fn bits_per_weight(units: &[Row], pick: impl Fn(&Row) -> Option<Candidate>) -> O
 }
 
 /// Returns the chosen candidate of a unit.
-fn chosen(row: &Row) -> Option<Candidate> {
+fn chosen(row: &FitUnit) -> Option<FitCandidate> {
     row.candidates.get(row.chosen).cloned()
 }
 
 /// Draws bits and KL of the units in the order of the model.
-fn by_unit(units: &[Row]) -> Vec<Html> {
-    let line = |name: &str, of: fn(&Row) -> Option<f64>| {
-        let point = |(i, row): (usize, &Row)| Some((i as f64, of(row)?));
+fn by_unit(units: &[FitUnit]) -> Vec<Html> {
+    let line = |name: &str, of: fn(&FitUnit) -> Option<f64>| {
+        let point = |(i, row): (usize, &FitUnit)| Some((i as f64, of(row)?));
         Series::new(name, units.iter().enumerate().filter_map(point).collect())
     };
     let chart = |title: &'static str, y: Axis, series: Series| {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use mantissa_jobs::parse_count;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::recommend::MAX_KL;
 
@@ -29,16 +30,16 @@ pub struct Args {
     /// Tokens that each sequence may hold, such as 32k
     ///
     /// [default: 4096, or the model's context if that is shorter; for --train 2048]
-    #[arg(long, value_name = "N", value_parser = tokens)]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(super) context: Option<u64>,
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(super) batch: u64,
     /// Tokens of a prompt [default: 3/4 of the context]
-    #[arg(long, value_name = "N", value_parser = tokens)]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(super) prefill: Option<u64>,
     /// Tokens of an answer [default: the rest, at most 1024]
-    #[arg(long, value_name = "N", value_parser = tokens)]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(super) decode: Option<u64>,
     /// Devices that share each layer
     ///
@@ -66,17 +67,6 @@ pub struct Args {
     /// Write an HTML page as well
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
-}
-
-/// Parses a number of tokens: digits, or with a k of 1024.
-pub fn tokens(text: &str) -> Result<u64, String> {
-    let lower = text.to_lowercase();
-    let (digits, factor) = lower.strip_suffix('k').map_or((&*lower, 1), |digits| (digits, 1024));
-    let count = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
-    let allowed = (1..=1 << 30).contains(&count.unwrap_or(0));
-    count
-        .filter(|_| allowed)
-        .ok_or_else(|| format!("expected a number of tokens such as 8192 or 32k, got {text:?}"))
 }
 
 /// Parses a KV scheme.
@@ -115,9 +105,9 @@ mod tests {
 
     #[test]
     fn numbers_of_tokens_parse() {
-        assert_eq!((tokens("32k"), tokens("4096")), (Ok(32_768), Ok(4096)));
+        assert_eq!((parse_count("32k"), parse_count("4096")), (Ok(32_768), Ok(4096)));
         for wrong in ["", "k", "0", "-1", "4M", "9999999999k"] {
-            assert!(tokens(wrong).is_err(), "{wrong}");
+            assert!(parse_count(wrong).is_err(), "{wrong}");
         }
     }
 }

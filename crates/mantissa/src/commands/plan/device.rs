@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_jobs::machine::Machine;
 use mantissa_kernels::packed::PackedLevel;
 use mantissa_plan::hardware::{Device, Measured};
 use mantissa_runtime::measure::Probe;
@@ -10,7 +11,6 @@ use mantissa_store::json;
 
 use crate::context::Context;
 use crate::error::BadInput;
-use mantissa_jobs::machine::Machine;
 
 /// Largest report of `bench` that is read.
 const MAX_REPORT: u64 = 16 << 20;

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use mantissa_eval::verdict::Verdict;
-use mantissa_plan::precision::KL_SOURCE;
+use mantissa_plan::figures::PAGE;
 use mantissa_plan::recommend::{Answer, Load, Row, rate};
 
 use super::asked::{Asked, measures};
@@ -68,7 +68,7 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
     let tokens =
         if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
     let text = format!(
-        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({KL_SOURCE}).",
+        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({PAGE}).",
         load.context,
         load.prefill,
         load.decode,

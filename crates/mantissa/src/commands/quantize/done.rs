@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mantissa_jobs::ResolvedQuantize;
 use mantissa_jobs::choose::Choice;
+use mantissa_jobs::notes;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{LayerReport, Outcome, Plan, Quality, TableSize};
 use mantissa_store::FileDigest;
@@ -17,7 +18,6 @@ use super::super::outcome::{human_figures, layer_table, linear_bits};
 use super::super::{tables, tasks, verify};
 use super::args::Args;
 use crate::output::{bytes, labelled};
-use mantissa_jobs::notes;
 
 #[derive(Serialize)]
 pub(super) struct Done<'a> {

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use mantissa_jobs::ResolvedQuantize;
 use mantissa_jobs::choose::{Choice, predict};
+use mantissa_jobs::notes::merged;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::{Kept, MethodShare, Plan, SchemeShare, Share, TableSize};
 use mantissa_store::convention::ModelFiles;
@@ -13,7 +14,6 @@ use serde::Serialize;
 use super::super::outcome::linear_bits;
 use super::super::tables;
 use crate::output::bytes;
-use mantissa_jobs::notes::merged;
 
 /// Sizes and memory of a plan.
 #[derive(Serialize)]

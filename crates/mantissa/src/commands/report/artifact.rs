@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use mantissa_eval::verdict::Verdict;
+use mantissa_jobs::default_text;
 use mantissa_quant::{Digests, ErrorReport, Figures, LayerReport, Quality};
 
 use super::launch::{Launch, Start};
@@ -12,7 +13,6 @@ use crate::commands::quantize::fallback_line;
 use crate::commands::tasks;
 use crate::output::{Align, Table, bytes, count, number, shape};
 use crate::report::{Html, Page, Reading, facts, gauge, pairs, table, tiles};
-use mantissa_jobs::default_text;
 
 /// Number of layers in the table of the worst.
 const WORST: usize = 10;

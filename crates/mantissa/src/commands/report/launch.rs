@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Evidence, Server, Subject, Target, cells, lint};
+use mantissa_jobs::memory::PROCESS;
+use mantissa_plan::contract::{ENGINES, Evidence, Subject, Target, cells, lint};
 
 use crate::commands::model;
 use crate::commands::next_steps::serve;
 use crate::context::Context;
-use mantissa_jobs::memory::PROCESS;
 
 /// Programs that load a model.
 #[derive(Default)]
@@ -34,11 +34,11 @@ impl Launch {
     /// Finds the programs that load the model at `path`; none if the model cannot be read.
     pub fn of(path: &Path, context: &Context) -> Self {
         let Ok(subject) = subject_of(path, context) else { return Launch::default() };
-        let targets = Server::NAMES.into_iter().map(|(server, _)| Target { server, tp: 1, gpu: None });
+        let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
         let kept = targets.filter(|target| !lint(&subject, target).fails());
         let cells = cells(&subject);
         let start = |target: Target| {
-            let engine = target.server.title();
+            let engine = target.engine.title;
             let cell = cells.iter().find(|cell| cell.name == engine);
             let ground = cell.map_or_else(String::new, |cell| ground(&cell.evidence));
             Start { engine, ground, command: serve(&target, &subject.convention, path) }

@@ -1,0 +1,94 @@
+//! Arguments of a fit.
+
+use std::path::PathBuf;
+
+use mantissa_num::Scheme;
+use mantissa_plan::contract::Target;
+use mantissa_quant::{Recipe, RecipeError};
+use mantissa_store::convention::{Container, native};
+
+use super::{BudgetText, Fit};
+use crate::calibration::Calibration;
+use crate::destination::Destination;
+use crate::error::Result;
+use crate::measured_text::Measure;
+use crate::model::ModelPath;
+use crate::names::{Format, SchemeName, TargetName};
+use crate::tables::Tables;
+
+/// Arguments of a fit.
+#[derive(Clone, Debug)]
+pub struct FitArguments {
+    /// Unquantized model.
+    pub model: ModelPath,
+    /// Upper bound of the size.
+    pub budget: BudgetText,
+    /// Output folder, or GGUF file if it ends in `.gguf`.
+    pub out: PathBuf,
+    /// Methods, as in recipe names.
+    pub methods: Vec<String>,
+    /// Candidate schemes; empty for the default of each method.
+    pub schemes: Vec<Scheme>,
+    /// Checkpoint format; `None` is the first that holds the schemes.
+    pub format: Option<Container>,
+    /// Quantization of embedding and head.
+    pub tables: Tables,
+    /// Calibration samples.
+    pub calibration: Calibration,
+    /// Engines that must run the output.
+    pub targets: Vec<Target>,
+    /// Maximum number of windows for measuring each layer.
+    pub windows: u32,
+    /// Minutes after which no further scheme is measured.
+    pub time_limit: Option<f64>,
+    /// File that keeps measurements.
+    pub measurements: Option<PathBuf>,
+    /// File for the recipe found.
+    pub save_recipe: Option<PathBuf>,
+    /// Text whose windows choose and evaluate, and tasks.
+    pub measure: Measure,
+    /// Seed of all random numbers.
+    pub seed: u64,
+}
+
+impl FitArguments {
+    /// Finds format and place of the output by the first candidate.
+    ///
+    /// # Errors
+    /// No candidate is a recipe; a folder format for a file named `.gguf`.
+    pub fn resolve(self) -> Result<Fit> {
+        let container = match (self.format, self.schemes.is_empty()) {
+            (Some(format), _) => format,
+            (None, true) => native::CONTAINER,
+            (None, false) => self.first_candidate()?.container(),
+        };
+        let Destination { path, container } =
+            Destination::of_format(&self.model, "fit", container, &self.out)?;
+        Ok(Fit {
+            source: self.model,
+            out: path,
+            container: Format(container),
+            format_given: self.format.is_some(),
+            budget: self.budget,
+            methods: self.methods,
+            schemes: self.schemes.into_iter().map(SchemeName).collect(),
+            tables: self.tables,
+            calibration: self.calibration,
+            targets: self.targets.into_iter().map(TargetName).collect(),
+            windows: self.windows,
+            time_limit: self.time_limit,
+            measurements: self.measurements,
+            save_recipe: self.save_recipe,
+            measure: self.measure,
+            seed: self.seed,
+        })
+    }
+
+    /// Returns the first recipe of a method and a scheme: another method may take the schemes that the first does not.
+    fn first_candidate(&self) -> Result<Recipe, RecipeError> {
+        let names = self.methods.iter().flat_map(|m| self.schemes.iter().map(move |s| format!("{m}-{s}")));
+        let mut recipes = names.map(|name| Recipe::load(&name));
+        let first = recipes.next().unwrap_or_else(|| Recipe::load(""));
+        first.or_else(|error| recipes.find_map(Result::ok).ok_or(error))
+    }
+}

@@ -1,5 +1,0 @@
-//! Sources cited by several rule files.
-
-pub(super) const MLX_OPS: &str = "ml-explore/mlx mlx/ops.cpp (affine_quantize, fp_quantize) @846d1762";
-pub(super) const EXLLAMA: &str =
-    "turboderp-org/exllamav2 exllamav2/module.py, exllamav2_ext/ext_qmatrix.cpp @da07facd";
