@@ -195,25 +195,6 @@ pub enum JobError {
     /// A model cannot generate text.
     #[error(transparent)]
     Generate(Box<GenerateError>),
-    /// A quantized tensor is malformed.
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
-    /// A tensor cannot be cast to a scheme.
-    #[error("{place}: {error} (scheme {scheme})")]
-    Cast {
-        /// File and tensor.
-        place: String,
-        /// Reason.
-        error: TensorError,
-        /// Scheme.
-        scheme: String,
-    },
-    /// The folder of a training run cannot be used.
-    #[error(transparent)]
-    Run(#[from] RunFault),
-    /// A value cannot be written as JSON: a bug.
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
     /// An evaluation failed.
     #[error(transparent)]
     Eval(Box<EvalError>),
@@ -226,6 +207,25 @@ pub enum JobError {
     /// A task cannot be read.
     #[error(transparent)]
     Task(Box<TaskError>),
+    /// A quantized tensor is malformed.
+    #[error(transparent)]
+    Tensor(Box<TensorError>),
+    /// A tensor cannot be cast to a scheme.
+    #[error("{place}: {error} (scheme {scheme})")]
+    Cast {
+        /// File and tensor.
+        place: String,
+        /// Reason.
+        error: Box<TensorError>,
+        /// Scheme.
+        scheme: String,
+    },
+    /// The folder of a training run cannot be used.
+    #[error(transparent)]
+    Run(#[from] RunFault),
+    /// A value cannot be written as JSON: a bug.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
     /// Training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
@@ -282,6 +282,7 @@ boxed! {
     Recipe: RecipeError,
     Quant: QuantError,
     Advise: AdviseError,
+    Tensor: TensorError,
 }
 
 impl JobError {
@@ -295,9 +296,9 @@ impl JobError {
             JobError::Input(_)
             | JobError::Chat(_)
             | JobError::Run(_)
+            | JobError::Json(_)
             | JobError::Tensor(_)
             | JobError::Cast { .. }
-            | JobError::Json(_)
             | JobError::Record(_)
             | JobError::Tokenizer(_)
             | JobError::Recipe(_)

@@ -246,7 +246,7 @@ impl<'a> Caster<'a> {
 
     fn error(&self, error: &TensorError) -> JobError {
         let place = format!("{}: {}", self.tensor.path().display(), self.label());
-        JobError::Cast { place, error: error.clone(), scheme: self.scheme.to_string() }
+        JobError::Cast { place, error: Box::new(error.clone()), scheme: self.scheme.to_string() }
     }
 }
 

@@ -170,9 +170,7 @@ impl<'a> TrainLoop<'a> {
         let (before, mut loss) = (self.seconds(), None);
         while self.pending.is_some() || !self.is_over() {
             let due = match self.advance(before, &progress) {
-                Err(error) if matches!(error, JobError::Train(TrainError::Stopped)) => {
-                    return self.stop(&progress);
-                }
+                Err(JobError::Train(TrainError::Stopped)) => return self.stop(&progress),
                 due => due?,
             };
             let line = self.past.last.as_ref();

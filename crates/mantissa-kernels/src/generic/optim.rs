@@ -154,4 +154,45 @@ mod tests {
         }
         assert!((v[0] - 4e-3).abs() < 1e-9);
     }
+
+    /// The loops that AdaRound, OmniQuant and SOAP had of their own, written out.
+    #[test]
+    fn directions_have_the_bits_of_the_equations() {
+        let gradient = |step: i32| -> Vec<f32> {
+            (0..45).map(|i| ((i + step * 7) as f32 * 0.61).sin() * 10f32.powi(i % 9 - 6)).collect()
+        };
+        let [mut m, mut v, mut own_m, mut own_v] = [[0.0f32; 45]; 4];
+        for step in 1..5 {
+            let mut found = gradient(step);
+            adam_direction(&AdamDirection::published(0.1, step), &mut found, &mut m, &mut v);
+            let rate = 0.1 * (1.0 - 0.999f32.powi(step)).sqrt() / (1.0 - 0.9f32.powi(step));
+            for (i, g) in gradient(step).into_iter().enumerate() {
+                own_m[i] = 0.9 * own_m[i] + (1.0 - 0.9) * g;
+                own_v[i] = 0.999 * own_v[i] + (1.0 - 0.999) * g * g;
+                let expected = rate * own_m[i] / (own_v[i].sqrt() + 1e-8);
+                assert_eq!(found[i].to_bits(), expected.to_bits(), "{step} {i}");
+            }
+        }
+        let [mut m, mut v, mut own_m, mut own_v] = [[0.0f32; 45]; 4];
+        let (b1, o1, b2, o2, eps) =
+            (0.95f32, (1.0f64 - 0.95) as f32, 0.95f32, (1.0f64 - 0.95) as f32, 1e-8f32);
+        for step in 1..5 {
+            let rule = AdamDirection {
+                beta1: b1,
+                one_minus_beta1: o1,
+                beta2: b2,
+                one_minus_beta2: o2,
+                square_first: true,
+                length: AdamLength::Damped { factor: 1.0, eps },
+            };
+            let mut found = gradient(step);
+            adam_direction(&rule, &mut found, &mut m, &mut v);
+            for (i, g) in gradient(step).into_iter().enumerate() {
+                own_m[i] = b1 * own_m[i] + o1 * g;
+                own_v[i] = b2 * own_v[i] + o2 * (g * g);
+                let expected = own_m[i] / (own_v[i].sqrt() + eps);
+                assert_eq!(found[i].to_bits(), expected.to_bits(), "{step} {i}");
+            }
+        }
+    }
 }

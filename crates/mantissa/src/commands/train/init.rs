@@ -165,7 +165,7 @@ fn chosen(preset: &Preset, data: &[String], minutes: Option<f64>) -> Vec<(&'stat
     ];
     match minutes {
         Some(minutes) => {
-            chosen.extend([("schedule.minutes", minutes.to_string()), ("schedule.kind", quoted("stable"))])
+            chosen.extend([("schedule.minutes", minutes.to_string()), ("schedule.kind", quoted("stable"))]);
         }
         None => chosen.push(("schedule.steps", preset.steps.to_string())),
     }
