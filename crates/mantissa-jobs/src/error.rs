@@ -7,12 +7,14 @@ use mantissa_advise::AdviseError;
 use mantissa_eval::tasks::TaskError;
 use mantissa_eval::{DiffError, EvalError, TokenError};
 use mantissa_model::{GenerateError, LoadError, TokenizerError};
+use mantissa_num::TensorError;
 use mantissa_quant::{QuantError, RecipeError};
 use mantissa_store::ErrorClass;
 use mantissa_train::TrainError;
 use mantissa_train::data::DataError;
 
 use crate::memory::Limit;
+use crate::run_fault::RunFault;
 use crate::text::bytes;
 
 /// A quality gate failed.
@@ -193,6 +195,25 @@ pub enum JobError {
     /// A model cannot generate text.
     #[error(transparent)]
     Generate(Box<GenerateError>),
+    /// A quantized tensor is malformed.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// A tensor cannot be cast to a scheme.
+    #[error("{place}: {error} (scheme {scheme})")]
+    Cast {
+        /// File and tensor.
+        place: String,
+        /// Reason.
+        error: TensorError,
+        /// Scheme.
+        scheme: String,
+    },
+    /// The folder of a training run cannot be used.
+    #[error(transparent)]
+    Run(#[from] RunFault),
+    /// A value cannot be written as JSON: a bug.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
     /// An evaluation failed.
     #[error(transparent)]
     Eval(Box<EvalError>),
@@ -273,6 +294,10 @@ impl JobError {
             JobError::Memory(_) | JobError::Io(_) => Class::Environment,
             JobError::Input(_)
             | JobError::Chat(_)
+            | JobError::Run(_)
+            | JobError::Tensor(_)
+            | JobError::Cast { .. }
+            | JobError::Json(_)
             | JobError::Record(_)
             | JobError::Tokenizer(_)
             | JobError::Recipe(_)
@@ -290,6 +315,12 @@ impl JobError {
             JobError::Advise(error) => error.class().into(),
             JobError::At { error, .. } => error.class(),
         }
+    }
+
+    /// Returns the message with the messages of all causes.
+    pub fn with_causes(&self) -> String {
+        let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
+        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
     }
 
     /// True if the host's wish to stop ended the job.

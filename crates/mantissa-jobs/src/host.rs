@@ -1,6 +1,7 @@
 //! What a job is given when it runs: threads, memory, outputs, and someone who watches.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mantissa_eval::TokenError;
@@ -55,7 +56,7 @@ pub struct Host {
     pub memory: Option<u64>,
     strict: bool,
     permits: Permits,
-    progress: Box<dyn Progress>,
+    progress: Arc<dyn Progress>,
     chat: Option<Box<dyn RenderChat>>,
     /// Bytes that tokenizing texts left allocated in the process.
     texts: AtomicU64,
@@ -70,7 +71,7 @@ impl Host {
             memory,
             strict,
             permits,
-            progress,
+            progress: Arc::from(progress),
             chat: None,
             texts: AtomicU64::new(0),
         }
@@ -124,6 +125,12 @@ impl Host {
     /// True if the job should save its work and end.
     pub fn stops(&self) -> bool {
         self.progress.stops()
+    }
+
+    /// Returns the question of [`stops`](Self::stops), for work that keeps it.
+    pub fn stop_question(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        let progress = Arc::clone(&self.progress);
+        move || progress.stops()
     }
 
     /// Runs `work`, which asks [`stops`](Self::stops) between steps and, once it is true, returns within seconds an error

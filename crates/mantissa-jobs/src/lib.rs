@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 // Layer: text, memory and the machine.
+pub mod escape;
 pub mod machine;
 pub mod memory;
 pub mod notes;
@@ -15,6 +16,7 @@ mod text;
 // Layer: errors and progress.
 mod error;
 mod progress;
+mod run_fault;
 
 // Layer: hosts and jobs.
 mod host;
@@ -25,11 +27,14 @@ pub mod calibration;
 pub mod chat;
 pub mod conversations;
 pub mod default_text;
+mod float_tensor;
 pub mod generated;
+pub mod json_lines;
 pub mod loaded;
 pub mod measured_text;
 pub mod model;
 pub mod names;
+pub mod run_files;
 pub mod settings;
 pub mod tables;
 pub mod tasks;
@@ -51,6 +56,12 @@ mod quantize;
 mod rebuild;
 mod recalibrate;
 
+// Layer: training, inspection and casts.
+pub mod cast;
+pub mod finetune;
+pub mod inspect;
+pub mod train;
+
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
 pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
@@ -69,4 +80,5 @@ pub use quantize::{
 };
 pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
 pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
+pub use run_fault::RunFault;
 pub use text::{bytes, count, parse_bytes, parse_count, short};

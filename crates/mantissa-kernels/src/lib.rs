@@ -49,7 +49,8 @@ mod x86;
 // Layer: choice of a level.
 mod dispatch;
 
-// Layer: products, attention and factorizations.
+// Layer: products, attention, factorizations and optimizer state.
+mod adam;
 mod attention;
 mod attention_backward;
 mod cholesky;
@@ -64,14 +65,15 @@ mod xtx;
 pub mod device;
 mod peaks;
 
+pub use adam::Adam;
 pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use element::Element;
 pub use generic::{
-    AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MinifloatLayout,
-    NonFinite, Operand, STATE_BLOCK, Step, TrellisValues,
+    AdamDirection, AdamLength, AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid,
+    LogSumExp, MinifloatLayout, NonFinite, Operand, STATE_BLOCK, Step, TrellisValues,
 };
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};

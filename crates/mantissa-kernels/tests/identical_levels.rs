@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 
 use mantissa_kernels::{
-    AdamWStep, BlockwiseAdamW, CodeTable, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout,
-    STATE_BLOCK, Step, TrellisScratch, TrellisValues,
+    AdamDirection, AdamLength, AdamWStep, BlockwiseAdamW, CodeTable, IntGrid, Isa, Kernels, MatMut, MatRef,
+    MinifloatLayout, STATE_BLOCK, Step, TrellisScratch, TrellisValues,
 };
 use mantissa_num::CodecId;
 use mantissa_num::codebook::Book;
@@ -252,6 +252,19 @@ fn training() {
         k.adamw(&step, &mut param, &dy, &mut m, &mut v);
         for part in [&param, &m, &v] {
             all.extend(bits(part));
+        }
+        let corrected = AdamLength::Corrected { corrections: [0.19, 0.02] };
+        for (square_first, length) in
+            [(false, corrected), (true, AdamLength::Damped { factor: 0.3, eps: 1e-8 })]
+        {
+            let (beta1, beta2) = (0.9, 0.99);
+            let (one_minus_beta1, one_minus_beta2) = (0.1, 0.01);
+            let rule = AdamDirection { beta1, one_minus_beta1, beta2, one_minus_beta2, square_first, length };
+            let mut direction = dy.clone();
+            k.adam_direction(&rule, &mut direction, &mut m, &mut v);
+            for part in [&direction, &m, &v] {
+                all.extend(bits(part));
+            }
         }
         all
     });

@@ -17,7 +17,7 @@
 //! - It is divided by its mean per weight under RTN, so that one λ serves all layers.
 //! - ReLU and the asymmetric inputs of equation 25 are not used.
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::{AdamDirection, for_each, kernels};
 use mantissa_num::Scheme;
 
 use crate::autoround::{LearnedWeight, check_scheme};
@@ -37,11 +37,6 @@ use crate::solved::Solved;
 /// Stretch of the sigmoid, ζ and γ of equation 23, so that h reaches 0 and 1.
 const ZETA: f32 = 1.1;
 const GAMMA: f32 = -0.1;
-
-/// Decay of Adam's first and second moments, and its ε.
-const BETA1: f32 = 0.9;
-const BETA2: f32 = 0.999;
-const EPSILON: f32 = 1e-8;
 
 /// Share of the steps without the regularizer, in which weights move freely.
 const WARMUP: f32 = 0.2;
@@ -289,23 +284,22 @@ impl SoftRounding {
     /// Takes an Adam step along the regularizer's gradient plus `factor` times `gradient`, the loss gradient with
     /// respect to [`values`](Self::values).
     pub fn step(&mut self, gradient: &[f32], factor: f32, rate: f32, schedule: &Schedule, threads: usize) {
-        let rate = rate * (1.0 - BETA2.powi(schedule.step)).sqrt() / (1.0 - BETA1.powi(schedule.step));
+        let rule = AdamDirection::published(rate, schedule.step);
         let pieces = self.v.chunks_mut(PIECE).zip(self.first.chunks_mut(PIECE));
         let pieces = pieces.zip(self.second.chunks_mut(PIECE)).zip(self.span.chunks(PIECE));
         for_each(threads, pieces.zip(gradient.chunks(PIECE)), |((((v, first), second), span), gradient)| {
-            let mut e: Vec<f32> = v.iter().map(|v| -v).collect();
-            kernels().exp_inplace(&mut e);
-            for (i, e) in e.into_iter().enumerate() {
-                let sigmoid = 1.0 / (1.0 + e);
+            let mut steps: Vec<f32> = v.iter().map(|v| -v).collect();
+            kernels().exp_inplace(&mut steps);
+            for (i, step) in steps.iter_mut().enumerate() {
+                let sigmoid = 1.0 / (1.0 + *step);
                 let h = stretched(sigmoid);
                 // h is flat where it is clipped.
                 let slope = if h > 0.0 && h < 1.0 { sigmoid * (1.0 - sigmoid) * (ZETA - GAMMA) } else { 0.0 };
                 let pull = schedule.lambda * regularizer_slope(h, schedule.exponent);
-                let g = (factor * gradient[i] * span[i] + pull) * slope;
-                first[i] = BETA1 * first[i] + (1.0 - BETA1) * g;
-                second[i] = BETA2 * second[i] + (1.0 - BETA2) * g * g;
-                v[i] -= rate * first[i] / (second[i].sqrt() + EPSILON);
+                *step = (factor * gradient[i] * span[i] + pull) * slope;
             }
+            kernels().adam_direction(&rule, &mut steps, first, second);
+            v.iter_mut().zip(&steps).for_each(|(v, step)| *v -= step);
         });
     }
 

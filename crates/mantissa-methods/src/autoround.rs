@@ -19,7 +19,6 @@
 //!   of the offsets'.
 //! - In symmetric integers a group's multiplier may be negative, so that the larger side has the extra code.
 
-mod adam;
 mod levels;
 pub mod method;
 mod weight;
@@ -29,7 +28,6 @@ use mantissa_num::{Code, Scheme};
 use crate::error::MethodError;
 use crate::metric::ErrorMetric;
 
-pub(crate) use adam::Adam;
 pub use method::AutoRound;
 pub use weight::{LearnedWeight, check_scheme};
 

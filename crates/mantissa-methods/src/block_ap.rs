@@ -19,9 +19,10 @@
 //! - Errors may be measured by the Fisher information of the layer's output ([`Metric`](crate::metric::Metric)).
 //! - Rates fall linearly to 0, and the windows are those of a calibration: fewer than the paper's 4096.
 
+use mantissa_kernels::Adam;
 use mantissa_num::Scheme;
 
-use crate::autoround::{Adam, LearnedWeight};
+use crate::autoround::LearnedWeight;
 use crate::error_stats::ErrorStats;
 use crate::learned::{Field, LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, Extent, Lack};
@@ -114,10 +115,11 @@ impl LearnsLayers for BlockAp {
 
     fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer> {
         let groups = (extent.rows * extent.cols.div_ceil(extent.group.max(1))) as u64;
-        // The original, Adam's state and directions, and the masked gradient; for both factors of a range the same.
+        // The original, the gradient, its masked copy that becomes the directions, and Adam's state; for both factors of a
+        // range the same.
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group)
-            + (8 + Adam::BYTES) * extent.weights()
-            + 2 * (16 + 8 + Adam::BYTES) * groups;
+            + (12 + Adam::BYTES) * extent.weights()
+            + 2 * (16 + 12 + Adam::BYTES) * groups;
         vec![("weights as they are trained", bytes)]
     }
 }
@@ -150,14 +152,14 @@ impl TrainedWeight {
     /// Takes a step against `gradient`, that of the loss by the dequantized values.
     fn step(&mut self, gradient: &[f32], (rate, clip_rate): (f32, f32), threads: usize) {
         let of_clips = self.weight.clip_gradients(gradient, threads);
-        let of_clips: Vec<f32> = of_clips.as_flattened().iter().map(|g| *g as f32).collect();
-        let of_weights = self.weight.weight_gradients(gradient, threads);
-        let directions = self.of_weights.directions(&of_weights, threads);
-        self.weight.move_weights(&directions, rate, threads);
-        let directions = self.of_clips.directions(&of_clips, threads);
+        let mut clip_steps: Vec<f32> = of_clips.as_flattened().iter().map(|g| *g as f32).collect();
+        let mut weight_steps = self.weight.weight_gradients(gradient, threads);
+        self.of_weights.directions(&mut weight_steps, threads);
+        self.weight.move_weights(&weight_steps, rate, threads);
+        self.of_clips.directions(&mut clip_steps, threads);
         let mut clips: Vec<[f32; 2]> = self.weight.clips().collect();
         let starts = self.start.as_flattened();
-        for ((clip, direction), start) in clips.as_flattened_mut().iter_mut().zip(directions).zip(starts) {
+        for ((clip, direction), start) in clips.as_flattened_mut().iter_mut().zip(clip_steps).zip(starts) {
             let (low, high) = (start - REACH * start.abs(), start + REACH * start.abs());
             *clip = (*clip - clip_rate * direction).clamp(low, high);
         }

@@ -16,7 +16,7 @@
 //! second part, is not built: it scales and shifts channels for quantized activations, which is a transform of the model, and the paper
 //! quantizes the weights of LLaMA models without it.
 
-use mantissa_kernels::kernels;
+use mantissa_kernels::{AdamDirection, kernels};
 use mantissa_num::Scheme;
 
 use crate::autoround::LearnedWeight;
@@ -26,11 +26,6 @@ use crate::metric::ErrorMetric;
 use crate::options::{Key, TableSpec};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
-
-/// Decay of Adam's first and second moments, and its ε.
-const BETA1: f32 = 0.9;
-const BETA2: f32 = 0.999;
-const EPSILON: f32 = 1e-8;
 
 /// Logit of the factors of whole ranges before the first step, as published: σ(4) = 0.98.
 const WHOLE: f32 = 4.0;
@@ -111,7 +106,7 @@ impl LearnsLayers for OmniQuant {
         let weight = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
         let groups = (extent.rows * extent.cols.div_ceil(extent.group.max(1))) as u64;
         // Factors and their state; gradients; logits and factors of a step.
-        let bytes = weight + groups * (2 * size_of::<Clip>() + size_of::<[f64; 2]>() + 16) as u64;
+        let bytes = weight + groups * (2 * Clips::BYTES + size_of::<[f64; 2]>() + 16) as u64;
         vec![("ranges as they are learned", bytes)]
     }
 }
@@ -133,11 +128,10 @@ impl Parameters for Clipping {
     }
 
     fn step(&mut self, block: &dyn Block, step: &Step, threads: usize) {
-        let taken = step.index as i32 + 1;
         let falls = 1.0 - step.index as f32 / step.count as f32;
-        let rate = self.options.rate * falls * (1.0 - BETA2.powi(taken)).sqrt() / (1.0 - BETA1.powi(taken));
+        let adam = AdamDirection::published(self.options.rate * falls, step.index as i32 + 1);
         for (index, weight) in self.weights.iter_mut().enumerate() {
-            weight.step(&block.gradient(index), step.relative, rate, threads);
+            weight.step(&block.gradient(index), step.relative, &adam, threads);
         }
     }
 
@@ -162,17 +156,21 @@ struct ClippedWeight {
     weight: LearnedWeight,
     /// Logit of all factors before the first step.
     start: f32,
-    /// Factors of the ranges, `[rows, groups]`.
-    clips: Vec<[Clip; 2]>,
+    clips: Clips,
 }
 
-/// The factor of one side of a group's range, `bound · σ(logit)`, and the state of Adam.
-#[derive(Clone, Copy, Debug)]
-struct Clip {
-    bound: f32,
-    logit: f32,
-    first: f32,
-    second: f32,
+/// Factors of the ranges, `bound · σ(logit)` for both sides of each group `[rows, groups, 2]`, and the state of Adam.
+#[derive(Debug)]
+struct Clips {
+    bounds: Vec<f32>,
+    logits: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+}
+
+impl Clips {
+    /// Bytes of a factor.
+    const BYTES: usize = 4 * size_of::<f32>();
 }
 
 impl ClippedWeight {
@@ -180,11 +178,11 @@ impl ClippedWeight {
     fn new(weight: LearnedWeight, whole: bool, threads: usize) -> Self {
         let start = if whole { WHOLE } else { SEARCHED };
         let first = sigmoids(&mut [start])[0];
-        let side = |clip: f32| {
-            let bound = if whole { 1.0 } else { clip / first };
-            Clip { bound, logit: start, first: 0.0, second: 0.0 }
-        };
-        let clips = weight.clips().map(|clips| clips.map(side)).collect();
+        let bound = |clip: f32| if whole { 1.0 } else { clip / first };
+        let bounds: Vec<f32> = weight.clips().flat_map(|clips| clips.map(bound)).collect();
+        let count = bounds.len();
+        let (first, second) = (vec![0.0; count], vec![0.0; count]);
+        let clips = Clips { bounds, logits: vec![start; count], first, second };
         let mut clipped = ClippedWeight { weight, start, clips };
         clipped.put(threads);
         clipped
@@ -192,31 +190,30 @@ impl ClippedWeight {
 
     /// Sets the weight's ranges to those of the logits.
     fn put(&mut self, threads: usize) {
-        let clips = self.clips.as_flattened();
-        let mut factors: Vec<f32> = clips.iter().map(|clip| clip.logit).collect();
-        sigmoids(&mut factors).iter_mut().zip(clips).for_each(|(factor, clip)| *factor *= clip.bound);
+        let Clips { bounds, logits, .. } = &self.clips;
+        let mut factors = logits.clone();
+        sigmoids(&mut factors).iter_mut().zip(bounds).for_each(|(factor, bound)| *factor *= bound);
         self.weight.set_clips(factors.as_chunks().0, threads);
     }
 
     /// Takes a step of Adam along `factor` times `gradient`, that of the loss by the weight's values.
-    fn step(&mut self, gradient: &[f32], factor: f32, rate: f32, threads: usize) {
+    fn step(&mut self, gradient: &[f32], factor: f32, adam: &AdamDirection, threads: usize) {
         let gradients = self.weight.clip_gradients(gradient, threads);
-        let clips = self.clips.as_flattened_mut();
-        let mut logits: Vec<f32> = clips.iter().map(|clip| clip.logit).collect();
-        let sides = clips.iter_mut().zip(gradients.as_flattened()).zip(sigmoids(&mut logits));
-        for ((clip, &gradient), &mut sigmoid) in sides {
-            let g = factor * gradient as f32 * clip.bound * sigmoid * (1.0 - sigmoid);
-            clip.first = BETA1 * clip.first + (1.0 - BETA1) * g;
-            clip.second = BETA2 * clip.second + (1.0 - BETA2) * g * g;
-            clip.logit -= rate * clip.first / (clip.second.sqrt() + EPSILON);
+        let Clips { bounds, logits, first, second } = &mut self.clips;
+        let mut steps = logits.clone();
+        let sides = sigmoids(&mut steps).iter_mut().zip(gradients.as_flattened()).zip(bounds);
+        for ((step, &gradient), bound) in sides {
+            let sigmoid = *step;
+            *step = factor * gradient as f32 * *bound * sigmoid * (1.0 - sigmoid);
         }
+        kernels().adam_direction(adam, &mut steps, first, second);
+        logits.iter_mut().zip(&steps).for_each(|(logit, step)| *logit -= step);
         self.put(threads);
     }
 
     /// Returns to the ranges before the first step.
     fn reset(&mut self) {
-        let start = self.start;
-        self.clips.as_flattened_mut().iter_mut().for_each(|clip| clip.logit = start);
+        self.clips.logits.fill(self.start);
         self.put(1);
     }
 }

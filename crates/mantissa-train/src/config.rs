@@ -1,96 +1,9 @@
 //! Settings of a training run, as TOML with exactly these keys. Paths are relative to the file.
 //!
-//! ```toml
-//! seed = 1
-//! out = "runs/first"                # folder of the run
-//!
-//! [model]
-//! config = "config.json"            # Hugging Face config of the architecture, or the table [model.architecture]
-//! tokenizer = "tokenizer"           # folder with tokenizer.json; without it, one is trained on the data
-//! init = "model"                    # optional: folder of a dense model to start from
-//! std = 0.02                        # standard deviation of initial weights
-//! balance = 0.001                   # optional, experts only: factor of the load-balancing loss; 0: none
-//!
-//! [model.architecture]              # the keys of a config.json, instead of `config`
-//! model_type = "llama"
-//!
-//! [data]
-//! files = ["a.txt", "b.jsonl"]
-//! split = "<|endoftext|>"           # optional: separator between documents of a text
-//! field = "text"                    # field of each line of a .jsonl file
-//! chat = false                      # true: .jsonl of conversations or prompts, loss on answers only, packed
-//! length = 256                      # tokens per window
-//! batch = 16                        # windows per batch
-//! accumulate = 1                    # batches per step (gradient accumulation)
-//!
-//! [validation]                      # optional
-//! files = []                        # held-out texts or conversations, or
-//! share = 0.02                      # share of the data's documents or conversations that is held out
-//! every = 100                       # steps between two measurements
-//! batches = 8                       # batches measured at most
-//! patience = 0                      # end after this number of measurements without a better loss; 0: never
-//!
-//! [samples]                         # optional
-//! prompts = ["Once upon a time"]    # continued during training
-//! every = 100                       # steps
-//! tokens = 32                       # new tokens of each
-//! temperature = 0.0                 # 0: greedy
-//!
-//! [adapter]                         # optional: fine-tunes adapters over the frozen `model.init`
-//! kind = "lora"                     # lora dora qlora
-//! rank = 16
-//! alpha = 32                        # scale: alpha / rank
-//! dropout = 0.0
-//! rslora = false                    # scale: alpha / sqrt(rank)
-//! targets = ["*"]                   # linear layers with an adapter, by name or last part of it
-//! train = []                        # other tensors that train, such as "*norm" or "lm_head"
-//! base = "nf4-dq"                   # scheme of frozen linear weights; qlora: nf4-dq, else as stored
-//! loftq = 0                         # steps of LoftQ's initialization; 0: B starts at zero
-//! merge = false                     # also write a merged model
-//! requantize = "int4-g32"           # optional: also write the merged model in this scheme
-//!
-//! [distill]                         # optional: the loss is the divergence from the predictions of a teacher
-//! teacher = "large"                 # its folder or .gguf file; default: `model.init`, unquantized
-//! weight = 1.0                      # weight α of the divergence; the loss on the text has 1 - α
-//! temperature = 1.0                 # T that divides both models' logits; the divergence has the factor T²
-//! generated = 0                     # windows of text that the teacher generates, besides `data.files`
-//!
-//! [precision]
-//! policy = "bf16"                   # fp32 fp16 bf16 … or a recipe below 16 bits such as nvfp4
-//! scaling = "pytorch"               # optional, fp16 only: pytorch megatron
-//!                                   # other keys change a part of the policy: see `crate::PolicyTable`
-//!
-//! [optimizer]
-//! kind = "adamw"                    # adamw sgd adafactor lion muon soap; the keys of each: `crate::optimizers`
-//! lr = 1e-3
-//! moments = "f32"                   # f32 bf16 fp8 8bit 8bit:cpu 8bit:torchao 4bit, or an 8-bit map: lin8 dyn8-tensor …
-//! beta1 = 0.9
-//! beta2 = 0.95
-//! eps = 1e-8
-//! weight_decay = 0.1
-//! decay = ["linears", "embeddings", "head"] # also norms, biases, and names such as "*.down_proj.weight"
-//! no_decay = []                     # exceptions from decay
-//! max_norm = 1.0                    # 0: no clipping
-//! paged = false                     # true: moments in a file
-//! lr_scale = { embeddings = 1.0 }   # factors of lr by group or name
-//!
-//! [schedule]
-//! steps = 1000                      # or minutes = 30, with kind = "wsd": decays in the last `decay_share` of it
-//! kind = "cosine"                   # constant linear cosine wsd (also called stable)
-//! warmup = 50
-//! min_ratio = 0.1
-//! decay_steps = 100                 # wsd only
-//!
-//! [checkpoint]
-//! every = 100                       # steps; the first is written after step 1
-//! keep = 2
-//! best = true                       # also keep the one with the least validation loss, and export that
-//!
-//! [telemetry]
-//! every = 100                       # steps between two health reports; 0: none
-//! ```
+//! [`declared`] lists the keys with their defaults, accepted values and meaning.
 
 mod adapter;
+pub mod declared;
 mod differences;
 mod faults;
 mod keys;
@@ -103,7 +16,6 @@ use crate::error::TrainError;
 use crate::lora::Tuning;
 use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
-use crate::teacher::SoftTargets;
 
 pub use crate::error::KeyFaults;
 pub use adapter::AdapterConfig;
@@ -160,8 +72,11 @@ impl RunConfig {
             let (file, key, allowed) = (file.to_owned(), key.to_owned(), allowed.to_owned());
             Err(TrainError::Config { file, key, found, allowed })
         };
+        let table = toml::Table::try_from(self).unwrap_or_default();
+        if let Some((key, found, allowed)) = declared::first_fault(&table) {
+            return fault(key, found, &allowed);
+        }
         self.check_data(&fault)?;
-        self.check_ranges(&fault)?;
         self.check_course(&fault)?;
         if let Some(adapter) = &self.adapter {
             if let Err(TableFault { key, found, allowed }) = adapter.tuning(self.seed) {
@@ -185,25 +100,11 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that counts are positive and that there is data to read.
+    /// Checks that there is data to read.
     fn check_data(
         &self,
         fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let positive = [
-            ("data.length", self.data.length as u64),
-            ("data.batch", self.data.batch as u64),
-            ("data.accumulate", self.data.accumulate as u64),
-            ("checkpoint.keep", self.checkpoint.keep as u64),
-            ("checkpoint.every", self.checkpoint.every),
-            ("validation.every", self.validation.every),
-            ("validation.batches", self.validation.batches as u64),
-            ("samples.every", self.samples.every),
-            ("samples.tokens", self.samples.tokens as u64),
-        ];
-        if let Some((key, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
-            return fault(key, "0".to_owned(), "1 or more");
-        }
         let generated = self.distill.as_ref().map_or(0, |distill| distill.generated);
         if self.distill.as_ref().is_some_and(|distill| distill.teacher.is_none()) && self.model.init.is_none()
         {
@@ -225,33 +126,6 @@ impl RunConfig {
                 "nothing".to_owned(),
                 "at least one character, such as <|endoftext|>",
             );
-        }
-        Ok(())
-    }
-
-    /// Checks that hyperparameters are within their ranges.
-    fn check_ranges(
-        &self,
-        fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
-    ) -> Result<(), TrainError> {
-        let numbers = [
-            ("schedule.min_ratio", self.schedule.min_ratio, 0.0..=1.0),
-            ("schedule.minutes", self.schedule.minutes, 0.0..=1e6),
-            ("schedule.decay_share", self.schedule.decay_share, 0.0..=0.9),
-            ("validation.share", self.validation.share, 0.0..=0.5),
-            ("samples.temperature", self.samples.temperature, 0.0..=100.0),
-            ("model.std", self.model.std, 0.0..=1e3),
-            ("model.balance", self.model.balance.unwrap_or(0.0), 0.0..=1e3),
-        ];
-        let soft = self.distill.as_ref().map_or_else(SoftTargets::default, Distill::soft_targets);
-        let numbers = numbers.into_iter().chain([
-            ("distill.weight", soft.weight, 0.0..=1.0),
-            ("distill.temperature", soft.temperature, 0.05..=100.0),
-        ]);
-        for (key, found, allowed) in numbers {
-            if !allowed.contains(&found) {
-                return fault(key, found.to_string(), &format!("{} to {}", allowed.start(), allowed.end()));
-            }
         }
         Ok(())
     }
@@ -482,7 +356,7 @@ mod tests {
             ("optimizer.lr=-1", "optimizer.lr: expected 0 to"),
             ("precision.policy=fp8", "fp32, fp16, bf16"),
             ("optimizer.moments=3bit", "8bit:cpu"),
-            ("optimizer.kind=adan", "adamw, sgd"),
+            ("optimizer.kind=nosuch", "adamw, sgd"),
             ("optimizer.momentum=0.5", "optimizer.momentum: expected no such key with kind = \"adamw"),
             ("optimizer.nesterov=true", "`beta1`, `beta2`"),
             ("optimizer.warmup_init=true", "[optimizer] `warmup_init`, expected one of `kind`"),

@@ -21,6 +21,7 @@ use crate::plan::{Mixture, Saved, Scratch};
 use crate::products::{Input, Products};
 use crate::profile::{Part, Profile};
 use crate::rows::PART;
+use crate::stop::Stop;
 
 /// Operators of a layer that save their inputs.
 struct Saving<'a> {
@@ -39,7 +40,7 @@ struct Saving<'a> {
     /// Rows saved so far for each input.
     read: [usize; 4],
     /// Values saved so far of the MLP's result.
-    of_mlp: usize,
+    mlp_at: usize,
     threads: usize,
     profile: &'a Profile,
     watch: &'a Watch,
@@ -67,8 +68,8 @@ impl Saving<'_> {
             NormKind::Key => &mut self.raw[1][..x.len()],
             NormKind::AfterAttention => &mut self.results[0][..x.len()],
             NormKind::AfterMlp => {
-                let first = self.of_mlp;
-                self.of_mlp += x.len();
+                let first = self.mlp_at;
+                self.mlp_at += x.len();
                 &mut self.results[1][first..first + x.len()]
             }
             _ => return,
@@ -234,7 +235,7 @@ impl TrainModel {
             threads: self.options.threads,
         };
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
-            if self.stop.is_some_and(|stop| stop()) {
+            if self.stop.as_ref().is_some_and(Stop::is_wanted) {
                 return Err(TrainError::Stopped);
             }
             // Scales of a tensor need all of its rows; frozen weights are dequantized once; the routing is saved as a
@@ -255,7 +256,7 @@ impl TrainModel {
                 router,
                 vectors: layer.vectors().map(|(kind, range)| (kind, params.f32(range))).collect(),
                 read: [0; 4],
-                of_mlp: 0,
+                mlp_at: 0,
                 threads: self.options.threads,
                 profile: &self.profile,
                 watch: &self.watch,

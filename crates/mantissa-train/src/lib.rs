@@ -28,6 +28,7 @@ mod profile;
 mod rows;
 pub mod scaling;
 pub mod schedule;
+mod stop;
 mod store;
 mod support;
 
@@ -102,6 +103,7 @@ pub use policy::{
 };
 pub use profile::{Part, Profile};
 pub use sampled::SampledHead;
+pub use stop::Stop;
 pub use store::Precision;
 pub use teacher::{SoftTargets, Teacher};
 pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};

@@ -25,6 +25,7 @@ use crate::param_table::ParamTable;
 use crate::plan::{Options, Saved, Scratch, allocate};
 use crate::policy::{LinearPolicy, Master};
 use crate::profile::{Part, Profile};
+use crate::stop::Stop;
 use crate::support::check_model;
 
 /// Model in training.
@@ -57,7 +58,7 @@ pub struct TrainModel {
     /// Tokens that chose each expert, by layer.
     pub(crate) routed: Vec<Vec<u64>>,
     /// Polled between two layers; true stops the step.
-    pub(crate) stop: Option<fn() -> bool>,
+    pub(crate) stop: Option<Stop>,
 }
 
 impl TrainModel {
@@ -336,7 +337,7 @@ impl TrainModel {
     /// # Errors
     /// [`TrainError::Stopped`] if a stop was requested.
     pub(crate) fn go_on(&self) -> Result<(), TrainError> {
-        if self.stop.is_some_and(|stop| stop()) { Err(TrainError::Stopped) } else { Ok(()) }
+        if self.stop.as_ref().is_some_and(Stop::is_wanted) { Err(TrainError::Stopped) } else { Ok(()) }
     }
 
     /// Computes the logits of every token of a batch, `[tokens, vocabulary]`, bit-identical to evaluation.

@@ -15,6 +15,7 @@ use crate::optim::Optimizer;
 use crate::param_table::ParamInfo;
 use crate::scaling::{LossScaler, ScaleEvent};
 use crate::schedule::Schedule;
+use crate::stop::Stop;
 use crate::teacher::Teacher;
 
 /// Consecutive overflows until a run is aborted: the scale has then shrunk by a factor of a million, or
@@ -153,9 +154,9 @@ impl Trainer {
         self.options.schedule = schedule;
     }
 
-    /// Polls `stop` between two layers. If it returns true, [`step`](Self::step), [`validate`](Self::validate) and
+    /// Asks `stop` between two layers. If it wants to end, [`step`](Self::step), [`validate`](Self::validate) and
     /// [`sample`](Self::sample) fail with [`TrainError::Stopped`] and leave the run as after the previous step.
-    pub fn set_stop(&mut self, stop: fn() -> bool) {
+    pub fn set_stop(&mut self, stop: Stop) {
         self.model.stop = Some(stop);
     }
 

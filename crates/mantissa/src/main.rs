@@ -11,7 +11,6 @@ mod columns;
 mod embedded;
 mod help;
 mod table;
-mod tensors;
 mod terminal;
 
 // Layer: errors, signals and output.

@@ -8,8 +8,8 @@ use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
 use crate::{
-    AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MatMut,
-    MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
+    AdamDirection, AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp,
+    MatMut, MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
 };
 
 declare_kernels! {
@@ -240,6 +240,10 @@ declare_kernels! {
         /// One AdamW update of `param` by `grad * grad_scale` with the moments `m` and `v`: see
         /// [`AdamWStep`]. Panics if the lengths differ.
         fn adamw(step: &AdamWStep, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]);
+
+        /// Updates the moments `m` and `v` of Adam with the gradients `grad`, which become the direction of the step: see
+        /// [`AdamDirection`]. Panics if the lengths differ.
+        fn adam_direction(rule: &AdamDirection, grad: &mut [f32], m: &mut [f32], v: &mut [f32]);
 
         /// One AdamW update of a block of at most [`STATE_BLOCK`](crate::STATE_BLOCK) parameters, whose moments are
         /// 8-bit codes relative to an absmax each: see [`BlockwiseAdamW`]. The moments are updated with fused

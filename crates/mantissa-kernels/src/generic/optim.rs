@@ -1,4 +1,5 @@
-//! Optimizer updates.
+//! Optimizer updates: Adam in f32, once in PyTorch's order of operations ([`AdamWStep`]) and once in that of the paper's
+//! equations ([`AdamDirection`]), which differ in the last bits.
 
 /// The factors of one AdamW update (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", alg. 2,
 /// in the order of operations of PyTorch: decay before the update, `eps` outside the corrected root). With
@@ -35,6 +36,94 @@ pub(crate) fn adamw(step: &AdamWStep, param: &mut [f32], grad: &[f32], m: &mut [
         *v = *v * step.beta2 + step.one_minus_beta2 * (g * g);
         let denominator = v.sqrt() / step.sqrt_correction2 + step.eps;
         *param = *param * step.decay - step.step_size * (*m / denominator);
+    }
+}
+
+/// Constants of a step of Adam in the order of operations of its equations (Kingma & Ba 2015, arXiv:1412.6980, algorithm 1):
+/// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g²`, and a direction from both.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamDirection {
+    /// `beta1`.
+    pub beta1: f32,
+    /// `1 - beta1`.
+    pub one_minus_beta1: f32,
+    /// `beta2`.
+    pub beta2: f32,
+    /// `1 - beta2`.
+    pub one_minus_beta2: f32,
+    /// Order of the second moment's product: `(1 - beta2) (g g)` if true, `((1 - beta2) g) g` otherwise.
+    pub square_first: bool,
+    /// Length of the direction.
+    pub length: AdamLength,
+}
+
+/// Direction that the moments of [`AdamDirection`] give.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AdamLength {
+    /// `m / corrections[0] / sqrt(v / corrections[1])`, 0 where the root is 0; of magnitude 1 while all gradients are equal.
+    Corrected {
+        /// `1 - beta1^t` and `1 - beta2^t`.
+        corrections: [f32; 2],
+    },
+    /// `factor m / (sqrt(v) + eps)`.
+    Damped {
+        /// Factor of the first moment, with the corrections of both in it.
+        factor: f32,
+        /// `eps`.
+        eps: f32,
+    },
+}
+
+impl AdamDirection {
+    /// Returns the constants of step `number`, from 1, with the paper's β₁ = .9, β₂ = .999 and ε = 1e-8. Directions have the
+    /// length `rate`.
+    pub fn published(rate: f32, number: i32) -> Self {
+        const BETA1: f32 = 0.9;
+        const BETA2: f32 = 0.999;
+        let factor = rate * (1.0 - BETA2.powi(number)).sqrt() / (1.0 - BETA1.powi(number));
+        AdamDirection {
+            beta1: BETA1,
+            one_minus_beta1: 1.0 - BETA1,
+            beta2: BETA2,
+            one_minus_beta2: 1.0 - BETA2,
+            square_first: false,
+            length: AdamLength::Damped { factor, eps: 1e-8 },
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn adam_direction(rule: &AdamDirection, grad: &mut [f32], m: &mut [f32], v: &mut [f32]) {
+    assert!(m.len() == grad.len() && v.len() == grad.len(), "adam_direction: grad, m and v differ in length");
+    match rule.length {
+        AdamLength::Corrected { corrections: [first, second] } => directions(rule, grad, m, v, |m, v| {
+            let length = (v / second).sqrt();
+            if length > 0.0 { m / first / length } else { 0.0 }
+        }),
+        AdamLength::Damped { factor, eps } => {
+            directions(rule, grad, m, v, |m, v| factor * m / (v.sqrt() + eps));
+        }
+    }
+}
+
+/// Updates the moments and replaces each gradient by the direction that its moments give.
+#[inline(always)]
+fn directions(
+    rule: &AdamDirection,
+    grad: &mut [f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    direction: impl Fn(f32, f32) -> f32,
+) {
+    for ((grad, m), v) in grad.iter_mut().zip(m).zip(v) {
+        let g = *grad;
+        let square = match rule.square_first {
+            true => rule.one_minus_beta2 * (g * g),
+            false => rule.one_minus_beta2 * g * g,
+        };
+        *m = rule.beta1 * *m + rule.one_minus_beta1 * g;
+        *v = rule.beta2 * *v + square;
+        *grad = direction(*m, *v);
     }
 }
 

@@ -1,8 +1,8 @@
 //! AutoRound as a method of recipes.
 
+use mantissa_kernels::Adam;
 use mantissa_num::Scheme;
 
-use super::adam::Adam;
 use super::{AutoRoundOptions, LearnedWeight, Update};
 use crate::learned::{Field, LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, Extent, Lack};
@@ -96,7 +96,8 @@ impl LearnsLayers for AutoRound {
 
     fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer> {
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
-        let moments = ("moments of gradients", Adam::BYTES * extent.weights());
+        // The state, and a direction.
+        let moments = ("moments of gradients", (Adam::BYTES + 4) * extent.weights());
         let of_adam = (self.options.update == Update::Adam).then_some(moments);
         std::iter::once(("learned rounding", bytes)).chain(of_adam).collect()
     }
@@ -129,7 +130,8 @@ impl Parameters for Rounding {
             match self.adam.get_mut(index) {
                 None => weight.step(&gradient, rate, clip_rate, threads),
                 Some(adam) => {
-                    let directions = adam.directions(&gradient, threads);
+                    let mut directions = gradient.to_vec();
+                    adam.directions(&mut directions, threads);
                     weight.step_along(&gradient, &directions, rate, clip_rate, threads);
                 }
             }

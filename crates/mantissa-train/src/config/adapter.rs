@@ -14,7 +14,7 @@ const SCHEME: &str = "a weight scheme such as nf4-dq or int4-g32 (`mantissa sche
 /// `[adapter]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct AdapterConfig {
     pub kind: String,
     #[serde(default = "rank")]

@@ -4,9 +4,8 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::Optimizer;
-use super::keys::{
-    CheckpointConfig, Data, EXAMPLES, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
-};
+use super::declared::{self, Fallback, Setting};
+use super::keys::{CheckpointConfig, Data, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation};
 use crate::error::KeyFaults;
 use crate::policy::PolicyTable;
 
@@ -54,7 +53,8 @@ fn need_one(root: &Table, section: &str, keys: &[&str], faults: &mut KeyFaults) 
 /// types are known to the deserializer only, so it is asked until it accepts the table or rejects a value.
 fn section<T: DeserializeOwned>(name: &str, mut table: Table, faults: &mut KeyFaults) -> Table {
     // Each round adds or removes a key.
-    for _ in 0..=table.len() + EXAMPLES.len() {
+    let keys = declared::section(name).map_or(0, |section| section.settings.len());
+    for _ in 0..=table.len() + keys {
         let Err(error) = T::deserialize(Value::Table(table.clone())) else { break };
         let message = error.message().to_owned();
         if let Some(key) = quoted(&message, "unknown field `") {
@@ -81,14 +81,17 @@ fn quoted<'a>(message: &'a str, start: &str) -> Option<&'a str> {
     message.strip_prefix(start)?.split('`').next()
 }
 
+/// Finds a setting that has no default.
+fn needed(path: &str) -> Option<&'static Setting> {
+    declared::setting(path).filter(|setting| setting.default == Fallback::Needed)
+}
+
 fn missing(path: &str) -> String {
-    let text = EXAMPLES.iter().find(|(key, _)| *key == path).map(|(_, text)| *text);
-    text.map_or_else(|| path.to_owned(), |text| format!("{path} = {text}"))
+    needed(path).map_or_else(|| path.to_owned(), |setting| format!("{path} = {}", setting.example))
 }
 
 fn example(path: &str) -> Option<Value> {
-    let (_, text) = EXAMPLES.iter().find(|(key, _)| *key == path)?;
-    format!("x = {text}").parse::<Table>().ok()?.remove("x")
+    needed(path)?.value()
 }
 
 #[cfg(test)]
@@ -119,7 +122,11 @@ mod tests {
     /// Every example has the type of its key, so that the search does not stop at it.
     #[test]
     fn examples_are_settings() {
-        let set = EXAMPLES.iter().map(|(key, text)| format!("{key} = {text}\n")).collect::<String>();
+        let settings = declared::SECTIONS.iter().flat_map(|section| section.settings);
+        let needed = settings.filter(|setting| setting.default == Fallback::Needed);
+        let needed = needed.filter(|setting| !setting.key.starts_with("adapter."));
+        let set =
+            needed.map(|setting| format!("{} = {}\n", setting.key, setting.example)).collect::<String>();
         assert!(of(&set.parse().unwrap()).is_empty());
         super::super::RunConfig::parse("x", &set, &[]).unwrap();
     }

@@ -4,24 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Optimizer;
 use super::adapter::AdapterConfig;
+use super::declared::default;
 use crate::policy::PolicyTable;
 use crate::teacher::SoftTargets;
-
-/// Keys of tables that have no default, with an example of each, for the message that lists missing keys.
-pub(super) const EXAMPLES: [(&str, &str); 7] = [
-    ("out", "\"runs/first\""),
-    ("data.files", "[\"text.txt\"]"),
-    ("data.length", "256"),
-    ("data.batch", "16"),
-    ("optimizer.lr", "1e-3"),
-    ("schedule.steps", "1000"),
-    ("model.config", "\"config.json\""),
-];
 
 /// Settings of a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct RunConfig {
     #[serde(default)]
     pub seed: u64,
@@ -49,7 +39,7 @@ pub struct RunConfig {
 /// `[model]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct Model {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
@@ -68,7 +58,7 @@ pub struct Model {
 /// `[distill]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct Distill {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<String>,
@@ -94,7 +84,7 @@ impl Distill {
 /// `[data]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct Data {
     pub files: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,14 +95,14 @@ pub struct Data {
     pub chat: bool,
     pub length: usize,
     pub batch: usize,
-    #[serde(default = "one")]
+    #[serde(default = "accumulate")]
     pub accumulate: usize,
 }
 
 /// `[validation]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct Validation {
     pub files: Vec<String>,
     pub share: f64,
@@ -139,14 +129,20 @@ impl Validation {
 
 impl Default for Validation {
     fn default() -> Self {
-        Validation { files: Vec::new(), share: 0.0, every: 100, batches: 8, patience: 0 }
+        Validation {
+            files: Vec::new(),
+            share: default("validation.share"),
+            every: default("validation.every"),
+            batches: default("validation.batches"),
+            patience: default("validation.patience"),
+        }
     }
 }
 
 /// `[samples]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct Samples {
     pub prompts: Vec<String>,
     pub every: u64,
@@ -167,14 +163,19 @@ impl Samples {
 
 impl Default for Samples {
     fn default() -> Self {
-        Samples { prompts: Vec::new(), every: 100, tokens: 32, temperature: 0.0 }
+        Samples {
+            prompts: Vec::new(),
+            every: default("samples.every"),
+            tokens: default("samples.tokens"),
+            temperature: default("samples.temperature"),
+        }
     }
 }
 
 /// `[schedule]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct ScheduleConfig {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub steps: u64,
@@ -195,7 +196,7 @@ pub struct ScheduleConfig {
 /// `[checkpoint]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct CheckpointConfig {
     pub every: u64,
     pub keep: usize,
@@ -206,7 +207,7 @@ pub struct CheckpointConfig {
 /// `[telemetry]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+#[expect(missing_docs, reason = "`declared` describes every key")]
 pub struct Telemetry {
     pub every: u64,
 }
@@ -220,7 +221,7 @@ fn is_zero_minutes(n: &f64) -> bool {
 }
 
 fn decay_share() -> f64 {
-    0.2
+    default("schedule.decay_share")
 }
 
 fn is_decay_share(share: &f64) -> bool {
@@ -232,33 +233,37 @@ fn is_true(value: &bool) -> bool {
 }
 
 fn std() -> f64 {
-    0.02
+    default("model.std")
 }
 
 fn field() -> String {
-    "text".to_owned()
+    default("data.field")
 }
 
-fn one() -> usize {
-    1
+fn accumulate() -> usize {
+    default("data.accumulate")
 }
 
 fn cosine() -> String {
-    "cosine".to_owned()
+    default("schedule.kind")
 }
 
 fn min_ratio() -> f64 {
-    0.1
+    default("schedule.min_ratio")
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        CheckpointConfig { every: 100, keep: 2, best: true }
+        CheckpointConfig {
+            every: default("checkpoint.every"),
+            keep: default("checkpoint.keep"),
+            best: default("checkpoint.best"),
+        }
     }
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Telemetry { every: 100 }
+        Telemetry { every: default("telemetry.every") }
     }
 }

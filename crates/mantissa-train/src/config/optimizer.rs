@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Value;
 
+use super::declared::{default, setting};
 use crate::optim::keys::{Key, Kind, Values};
 use crate::optim::registry::kind;
 use crate::optim::{DecayGroups, MomentFormat, RateScales, Recipe, optimizers};
@@ -105,11 +106,15 @@ impl Optimizer {
             own.insert(key.name.to_owned(), checked);
         }
         let optimizer = Optimizer {
-            lr: number("lr", lr, 0.0, 1e6)?,
-            weight_decay: taken(&mut table, "weight_decay", 0.1, |v| number("weight_decay", v, 0.0, 1e3))?,
+            lr: number("lr", lr)?,
+            weight_decay: taken(&mut table, "weight_decay", default("optimizer.weight_decay"), |v| {
+                number("weight_decay", v)
+            })?,
             decay: taken(&mut table, "decay", DecayGroups::default().decay, |v| names("decay", v))?,
             no_decay: taken(&mut table, "no_decay", Vec::new(), |v| names("no_decay", v))?,
-            max_norm: taken(&mut table, "max_norm", 1.0, |v| number("max_norm", v, 0.0, 1e30))?,
+            max_norm: taken(&mut table, "max_norm", default("optimizer.max_norm"), |v| {
+                number("max_norm", v)
+            })?,
             lr_scale: taken(&mut table, "lr_scale", BTreeMap::new(), factors)?,
             paged: taken(&mut table, "paged", false, |v| match v {
                 Value::Boolean(paged) => Ok(paged),
@@ -200,15 +205,16 @@ fn taken<T>(
     table.remove(key).map_or(Ok(default), read)
 }
 
-fn number(key: &str, value: Value, least: f64, most: f64) -> Result<f64, String> {
+/// Reads a number within the declared range of the key.
+fn number(key: &str, value: Value) -> Result<f64, String> {
     let found = match &value {
         Value::Float(x) => *x,
         Value::Integer(x) => *x as f64,
         _ => return Err(fault(key, &value, "a number")),
     };
-    match (least..=most).contains(&found) {
-        true => Ok(found),
-        false => Err(fault(key, &value, &format!("{least} to {most}"))),
+    match setting(&format!("optimizer.{key}")).and_then(|setting| setting.refusal(&Value::Float(found))) {
+        None => Ok(found),
+        Some(allowed) => Err(fault(key, &value, &allowed)),
     }
 }
 
@@ -222,7 +228,7 @@ fn names(key: &str, value: Value) -> Result<Vec<String>, String> {
 fn factors(value: Value) -> Result<BTreeMap<String, f64>, String> {
     let Value::Table(table) = value else { return Err(fault("lr_scale", &value, "a table of factors")) };
     let factor = |(name, value): (String, Value)| {
-        let factor = number("lr_scale", value, 0.0, 1e6)?;
+        let factor = number("lr_scale", value)?;
         Ok((name, factor))
     };
     table.into_iter().map(factor).collect()

@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
+use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kernels};
 
 use super::adamw::AdamWMethod;
 use super::keys::{Key, Kind};
@@ -172,13 +172,16 @@ impl Soap {
         let AdamWMethod { beta1, beta2, eps, .. } = self.adamw;
         matrix.update_factors(g, beta2);
         matrix.project(g);
-        let (b1, o1, b2, o2) = (beta1 as f32, (1.0 - beta1) as f32, beta2 as f32, (1.0 - beta2) as f32);
-        let eps = eps as f32;
-        for ((g, m), v) in g.iter_mut().zip(&mut *m).zip(&mut *v) {
-            *m = b1 * *m + o1 * *g;
-            *v = b2 * *v + o2 * (*g * *g);
-            *g = *m / (v.sqrt() + eps);
-        }
+        // The corrections of both moments are in the learning rate.
+        let rule = AdamDirection {
+            beta1: beta1 as f32,
+            one_minus_beta1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            square_first: true,
+            length: AdamLength::Damped { factor: 1.0, eps: eps as f32 },
+        };
+        kernels().adam_direction(&rule, g, m, v);
         matrix.project_back(g);
         if s.is_multiple_of(self.frequency) {
             matrix.project_back(m);

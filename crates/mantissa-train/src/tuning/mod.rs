@@ -14,7 +14,6 @@
 //! * Norms, and for trellis codes the channel scales of both sides, are trained too, as in QuIP# (Tseng et al.
 //!   2024, arXiv:2402.04396, section 5). Integer zero points are codes and stay.
 
-mod adam;
 mod blocks;
 mod continuous;
 mod trellis;

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use mantissa_kernels::Adam;
 use mantissa_num::Quantized;
 
-use super::adam::Adam;
 use super::continuous::Continuous;
 use super::{Coded, continuous};
 use crate::arena::Parameters;
@@ -49,6 +49,7 @@ pub struct Tuner {
     plain: Vec<Plain>,
     /// Trained values, 0 at the start.
     x: Vec<f32>,
+    /// Gradients of a step, then its directions.
     gradient: Vec<f32>,
     adam: Adam,
     /// Decoded weight.
@@ -160,7 +161,8 @@ impl Tuner {
         }
         let before: Vec<f32> =
             self.plain.iter().flat_map(|p| self.x[p.place.values.clone()].iter().copied()).collect();
-        self.adam.step(&mut self.x, &self.gradient, rate);
+        self.adam.directions(&mut self.gradient, 1);
+        self.x.iter_mut().zip(&self.gradient).for_each(|(x, direction)| *x -= rate * direction);
         // Steps of Adam are proportional to the rate, so a factor can be applied afterwards.
         let mut before = before.into_iter();
         for plain in &self.plain {

@@ -9,7 +9,7 @@ use mantissa_train::scaling::{SCALING_OPTIONS, ScalingOptions};
 use mantissa_train::schedule::{Decay, Schedule};
 use mantissa_train::{
     AdamW, AdamWOptions, DecayGroups, HeldOut, MomentFormat, Optimizer, Options, Parameters, Policy,
-    SampleOptions, Sgd, SgdOptions, StateMap, TrainError, TrainModel, Trainer, TrainerOptions,
+    SampleOptions, Sgd, SgdOptions, StateMap, Stop, TrainError, TrainModel, Trainer, TrainerOptions,
 };
 use tempfile::TempDir;
 
@@ -453,9 +453,9 @@ fn a_stopped_step_leaves_the_run_unchanged() {
     let (mut whole, mut stopped) = (new(), new());
     let expected: Vec<_> = (0..4).map(|_| whole.step().unwrap()).collect();
     let mut found = vec![stopped.step().unwrap(), stopped.step().unwrap()];
-    stopped.set_stop(|| true);
+    stopped.set_stop(Stop::new(|| true));
     assert!(matches!(stopped.step(), Err(TrainError::Stopped)));
-    stopped.set_stop(|| false);
+    stopped.set_stop(Stop::new(|| false));
     found.extend((0..2).map(|_| stopped.step().unwrap()));
     assert_eq!(found, expected);
     assert!(bits(&stopped) == bits(&whole));

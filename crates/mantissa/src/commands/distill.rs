@@ -1,19 +1,19 @@
 //! `mantissa distill`: trains a model towards the predictions of another.
 //!
-//! Writes the settings of a training run with a teacher and runs it as `mantissa finetune` does. The loss is defined in
+//! The job makes the settings of a training run with a teacher, which runs as `mantissa finetune` does. The loss is defined in
 //! [`mantissa_train::Teacher`].
 
 use anyhow::Result;
+use mantissa_jobs::finetune::{Distill, DistillArguments};
 use mantissa_num::Scheme;
 use mantissa_store::Paths;
-use toml::Value;
 
 use super::execute::Execute;
-use super::finetune::{Adapter, Job, Tuning, table, text};
+use super::finetune::{Adapter, Tuning};
 use super::model::ModelPath;
 use super::parse::scheme;
+use super::train::execute;
 use crate::context::Context;
-use crate::error::BadInput;
 use crate::help::Group;
 
 /// Train a model towards the predictions of another
@@ -73,27 +73,16 @@ impl Execute for Args {
     /// # Errors
     /// As `mantissa finetune`; a teacher with another vocabulary or tokenizer.
     fn run(&self, context: &Context) -> Result<()> {
-        if self.scheme.is_some() && self.adapter != Adapter::None {
-            let error = BadInput::new("--scheme", "an adapter", "--adapter none");
-            return Err(error.with_fix("leave out --scheme, or train all weights").into());
-        }
-        let keys =
-            vec![("weight", Value::Float(self.weight)), ("temperature", Value::Float(self.temperature))];
-        Job {
-            name: "distill",
-            model: &self.student,
-            adapter: self.adapter,
-            tuning: &self.tuning,
-            teacher: Some((&self.teacher, keys)),
-            precision: self.scheme.as_ref().map(rounded).unwrap_or_default(),
-        }
-        .run(context)
+        let arguments = DistillArguments {
+            teacher: self.teacher.job_path().clone(),
+            student: self.student.job_path().clone(),
+            weight: self.weight,
+            temperature: self.temperature,
+            scheme: self.scheme.clone(),
+            weights: self.adapter.weights(),
+            tuning: self.tuning.arguments(),
+            seed: context.seed,
+        };
+        execute(Distill::resolve(&arguments, context)?.train(), self.tuning.dry_run, context)
     }
-}
-
-/// Returns the keys of a precision policy whose linear weights are rounded to `scheme` in the forward pass, with
-/// straight-through gradients.
-fn rounded(scheme: &Scheme) -> Vec<(&'static str, Value)> {
-    let straight = table(vec![("scheme", text("f32")), ("source", text("forward"))]);
-    vec![("fprop", table(vec![("w", text(&scheme.to_string()))])), ("dgrad", table(vec![("w", straight)]))]
 }

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::builder::{TypedValueParser, ValueParserFactory};
-pub use mantissa_jobs::model::{
-    BASE, context_length, interrupted, load_tokenizer, open, open_quietly, vocabulary,
-};
+pub use mantissa_jobs::model::{BASE, context_length, load_tokenizer, open, open_quietly, vocabulary};
 use mantissa_store::Paths;
 use serde::Serialize;
 
@@ -39,12 +37,6 @@ impl ModelPath {
     /// Returns the model as a job has it.
     pub fn job_path(&self) -> &mantissa_jobs::ModelPath {
         &self.0
-    }
-
-    /// Returns the path for commands that accept a single weight file: the named file, or else the model's
-    /// location.
-    pub fn as_file(&self) -> &Path {
-        self.0.as_file()
     }
 
     /// Returns the model's location as a user types it: `demo`, a folder, or a GGUF file.

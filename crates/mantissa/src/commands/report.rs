@@ -5,7 +5,6 @@ mod experts;
 mod gemms;
 mod health;
 mod launch;
-pub mod lines;
 mod map;
 mod origin;
 pub mod texts;
@@ -15,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_jobs::memory::PROCESS;
+use mantissa_jobs::run_files;
 use mantissa_quant::{Quality, quality_path};
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -23,7 +23,6 @@ use self::texts::name;
 use super::execute::Execute;
 use super::model::{self, ModelPath};
 use super::next_steps::quoted;
-use super::train::folder;
 use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
@@ -87,7 +86,7 @@ impl Execute for Args {
             paths.watch(&self.run);
         }
         paths.watch(quality_path(&self.run));
-        for name in [folder::LOG, folder::TELEMETRY, folder::RUN, folder::CONFIG] {
+        for name in [run_files::LOG, run_files::TELEMETRY, run_files::RUN, run_files::CONFIG] {
             paths.watch(self.run.join(name));
         }
         self.reference.iter().for_each(|model| model.paths(paths));
@@ -122,7 +121,7 @@ impl Execute for Args {
 /// Makes the error of a path that holds nothing to report.
 fn nothing_at(path: &Path) -> BadInput {
     let found = match path.exists() {
-        true => format!("neither {} nor {}", folder::LOG, quality_path(path).display()),
+        true => format!("neither {} nor {}", run_files::LOG, quality_path(path).display()),
         false => "no such file or folder".to_owned(),
     };
     BadInput::new(path.display().to_string(), found, "the folder of a training run, or a quantized model")
@@ -179,7 +178,7 @@ fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Pa
 
 /// True if the folder is a training run.
 fn is_training(run: &Path) -> bool {
-    run.join(folder::LOG).is_file()
+    run.join(run_files::LOG).is_file()
 }
 
 /// Returns the path of the page.
@@ -200,8 +199,8 @@ const OF_JSON: u64 = 24;
 /// Predicts the peak memory, without models that are run.
 fn needed(run: &Path) -> u64 {
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-    let logs: u64 = [folder::LOG, folder::TELEMETRY].iter().map(|name| size(&run.join(name))).sum();
-    let json = size(&run.join(folder::RUN)).saturating_add(size(&quality_path(run)));
+    let logs: u64 = [run_files::LOG, run_files::TELEMETRY].iter().map(|name| size(&run.join(name))).sum();
+    let json = size(&run.join(run_files::RUN)).saturating_add(size(&quality_path(run)));
     PROCESS.saturating_add(logs.saturating_mul(OF_LOG)).saturating_add(json.saturating_mul(OF_JSON))
 }
 

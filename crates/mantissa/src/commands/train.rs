@@ -1,45 +1,29 @@
 //! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
 mod autopsy;
-pub(super) mod chat;
-mod earlier;
-pub mod folder;
 mod init;
-pub(super) mod owned;
-mod results;
-mod setup;
-mod source;
-mod teacher;
-mod tokens;
-mod train_loop;
-mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use anyhow::Result;
-use mantissa_store::{Kind, Output, Paths, regular, write_file_atomic};
+use mantissa_jobs::Job;
+use mantissa_jobs::train::{
+    Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor,
+};
+use mantissa_store::Paths;
 use mantissa_train::config::RunConfig;
-use mantissa_train::{GemmHealth, HeldOut, Policy, Trainer, recipes};
+use mantissa_train::{GemmHealth, Policy, recipes};
 use serde::Serialize;
 
 use super::execute::Execute;
 use super::next_steps::quoted;
 use crate::context::Context;
-use crate::error::{BadInput, Stopped, resumes};
+use crate::embedded;
+use crate::error::BadInput;
 use crate::help::Group;
-use crate::interrupt;
 use crate::output::{Align, Table, bytes, count, labelled};
-use earlier::Earlier;
-use folder::{Checkpoints, RunFile};
-use mantissa_jobs::machine::{Machine, peak_anonymous};
-use owned::{How, RunFolder};
-use results::Results;
-use setup::Setup;
-use source::Source;
-use train_loop::TrainLoop;
 
 /// Train a model from a TOML file
 ///
@@ -134,7 +118,9 @@ struct ShownPolicy<'a> {
 struct Done<'a> {
     run: &'a Path,
     #[serde(flatten)]
-    results: Results,
+    results: &'a Results,
+    #[serde(flatten)]
+    next: &'a Next,
     steps: u64,
     skipped: u64,
     tokens: u64,
@@ -151,6 +137,14 @@ struct Done<'a> {
     worst_gemms: &'a [GemmHealth],
 }
 
+/// What to type next.
+#[derive(Serialize)]
+struct Next {
+    /// Command that runs the result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run: Option<String>,
+}
+
 impl Execute for Args {
     const GROUP: Group = Group::Train;
     const TRAINS: bool = true;
@@ -162,34 +156,10 @@ impl Execute for Args {
             autopsy::paths(run, paths);
         }
         let Some(config) = &self.config else { return Ok(()) };
-        let name = config.display().to_string();
-        let settings = RunConfig::parse(&name, &super::text::read_settings(config)?, &self.set)?;
-        let base = config.parent().unwrap_or(Path::new(""));
-        paths.read(config);
-        if settings.model.architecture.is_none() {
-            paths.read(settings.model_config(base));
-        }
-        if let Some(tokenizer) = &settings.model.tokenizer {
-            for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"]
-            {
-                paths.read(base.join(tokenizer).join(file));
-            }
-        }
-        let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
-        for init in settings.model.init.iter().chain(teacher).map(|model| base.join(model)) {
-            // Each file is listed too: it may be a link into the run's folder.
-            let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
-            files.for_each(|file| paths.read(file.path()));
-            paths.read(init);
-        }
-        settings
-            .data
-            .files
-            .iter()
-            .chain(&settings.validation.files)
-            .for_each(|file| paths.read(base.join(file)));
+        let job = self.job(config)?;
+        job.inputs().into_iter().for_each(|path| paths.read(path));
         if !self.dry_run {
-            paths.write("out", base.join(&settings.out), Kind::Run);
+            job.outputs().into_iter().for_each(|output| paths.write(output.option, output.path, output.kind));
         }
         Ok(())
     }
@@ -204,104 +174,71 @@ impl Execute for Args {
         if let Some(size) = self.init {
             return init::run(size, &self.data, self.minutes, context);
         }
-        let config = match (&self.config, &self.show_policy) {
-            (Some(config), _) => config,
-            (None, name) => return show_policy(name.as_deref().unwrap_or_default(), context),
-        };
-        let name = config.display().to_string();
-        let settings = RunConfig::parse(&name, &super::text::read_settings(config)?, &self.set)?;
-        let base = config.parent().unwrap_or(Path::new(""));
-        execute(&settings, &name, base, self.how(), self.dry_run, context)
+        match (&self.config, &self.show_policy) {
+            (Some(config), _) => execute(&self.job(config)?, self.dry_run, context),
+            (None, name) => show_policy(name.as_deref().unwrap_or_default(), context),
+        }
     }
 }
 
 impl Args {
-    fn how(&self) -> How {
-        match (self.resume, self.restart) {
-            (true, _) => How::Resume,
-            (_, true) => How::Restart,
-            _ => How::New,
-        }
+    fn job(&self, config: &Path) -> Result<Train> {
+        let start = start_mode(self.resume, self.restart);
+        Ok(Train::resolve(&TrainArguments { config: config.to_owned(), set: self.set.clone(), start })?)
     }
 }
 
-/// Runs the training that `settings` of the file `name` describe; their paths are relative to `base`.
+/// Returns the mode of starting that `--resume` and `--restart` ask for.
+pub(super) fn start_mode(resume: bool, restart: bool) -> StartMode {
+    match (resume, restart) {
+        (true, _) => StartMode::Resume,
+        (_, true) => StartMode::Restart,
+        _ => StartMode::New,
+    }
+}
+
+/// Runs or previews a training run.
 ///
 /// # Errors
 /// As the command.
-pub(super) fn execute(
-    settings: &RunConfig,
-    name: &str,
-    base: &Path,
-    how: How,
-    preview: bool,
-    context: &Context,
-) -> Result<()> {
-    let run = base.join(&settings.out);
-    let earlier = || Earlier::read(&run, &settings.resolved());
-    let how = earlier().how(how);
-    // Until a step is done, --restart loses nothing.
-    let left = interrupt::leaving(format!("{}: {}", settings.out, resumes(false)));
-    let setup = Setup::new(settings, name, base, how, context)?;
-    let needs = setup.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
+pub(super) fn execute(job: &Train, preview: bool, context: &Context) -> Result<()> {
     if preview {
-        drop(left);
-        return dry_run(&setup, settings, needs, context);
+        return dry_run(job, context);
     }
-    let explain = |error| earlier().explain(error);
-    let folder = RunFolder::open(&run, how).map_err(explain)?;
-    context.require_memory("train", needs + needs / 20)?;
-    let begun = Begun::new(folder, &setup, settings, base, context).map_err(explain)?;
-    let mut about = about(&setup, settings, needs, context);
-    let start = Instant::now();
-    let mut train_loop = TrainLoop::new(begun, settings, &setup)?;
-    about.write(&run)?;
-    left.change(format!("{}: {}", settings.out, resumes(how == How::Restart)));
-    let outcome =
-        interrupt::saving(|| train_loop.run(context), |error: &anyhow::Error| error.is::<Stopped>());
-    let progress = train_loop.trainer.progress();
-    let outcome = outcome.and_then(|loss| {
-        train_loop.take_best()?.iter().for_each(|warning| context.warn(warning));
-        let folder = &train_loop.checkpoints.folder;
-        Ok((loss, results::write(&mut train_loop.trainer, &setup, settings, folder, context)?))
-    });
-    about.measured_peak_memory = peak_anonymous();
-    if settings.schedule.steps == 0 {
-        about.steps = progress.steps;
-    }
-    let (loss, results) = match outcome {
-        Ok(found) => found,
-        Err(error) => {
-            about.outcome = crate::terminal::line(&format!("{error:#}"));
-            // The first error matters more.
-            let _ = about.write(&run);
-            return Err(error);
-        }
-    };
-    folder::DONE.clone_into(&mut about.outcome);
-    // A stop tells to resume the run if and only if it is not done.
-    let written = || {
-        let written = about.write(&run);
-        drop(left);
-        written
-    };
-    interrupt::orderly(written, |_| false)?;
-    let trainer = &train_loop.trainer;
+    let report = job.run(context)?;
+    let next = Next { run: command(job.settings(), &report.results) };
     let done = Done {
-        run: &run,
-        results,
-        steps: progress.steps,
-        skipped: progress.skipped,
-        tokens: progress.tokens,
-        loss,
-        validation_loss: train_loop.best().map(|(_, loss)| loss),
-        exported_step: trainer.progress().steps,
-        seconds: start.elapsed().as_secs_f64(),
-        predicted_peak_memory: needs,
-        measured_peak_memory: peak_anonymous(),
-        worst_gemms: &train_loop.worst_gemms,
+        run: &report.run,
+        results: &report.results,
+        next: &next,
+        steps: report.steps,
+        skipped: report.skipped,
+        tokens: report.tokens,
+        loss: report.loss,
+        validation_loss: report.validation_loss,
+        exported_step: report.exported_step,
+        seconds: report.seconds,
+        predicted_peak_memory: report.predicted_peak_memory,
+        measured_peak_memory: report.measured_peak_memory,
+        worst_gemms: &report.worst_gemms,
     };
-    context.report(&done, |out| human(out, &done))
+    context.report(&done, |out| human(out, &report, next.run.as_deref()))
+}
+
+/// Returns the command that runs the results of a run with these settings.
+fn command(settings: &RunConfig, results: &Results) -> Option<String> {
+    // A prompt of a model that was trained from nothing is a text.
+    let prompt = if settings.model.init.is_some() { "--chat -p 'Hello'" } else { "-p 'The'" };
+    let command = |model: &Path| format!("mantissa run {} {prompt}", quoted(model));
+    let requantized = results.quantized.as_ref().filter(|_| settings.adapter.is_some());
+    if let Some(model) = requantized.or(results.model.as_ref()) {
+        return Some(command(model));
+    }
+    let init = settings.model.init.as_deref();
+    // The embedded model is named, because its folder is removed.
+    let embedded = init.filter(|init| *init == embedded::NAME && results.base.is_none()).map(Path::new);
+    let base = embedded.or(results.adapter_base.as_deref())?;
+    Some(format!("{} --adapter {}", command(base), quoted(results.adapter.as_deref()?)))
 }
 
 /// Parses a number of minutes.
@@ -326,115 +263,49 @@ fn show_policy(name: &str, context: &Context) -> Result<()> {
     })
 }
 
-/// Describes the run at its start.
-fn about(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> RunFile {
-    RunFile {
-        tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
-        machine: Machine::this(),
-        threads: context.threads,
-        parameters: setup.config.parameters(),
-        policy: setup.policy.name.clone().into_owned(),
-        memory: setup.memory.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect(),
-        predicted_peak_memory: needs,
-        measured_peak_memory: None,
-        steps: settings.schedule.steps,
-        outcome: "running".to_owned(),
-    }
-}
-
-/// Run that is ready for its next step.
-struct Begun {
-    trainer: Trainer,
-    held_out: Option<HeldOut>,
-    resolved: String,
-    checkpoints: Checkpoints,
-}
-
-impl Begun {
-    /// Reads everything the run needs; only then removes an old run or writes anything.
-    fn new(
-        mut folder: RunFolder,
-        setup: &Setup,
-        settings: &RunConfig,
-        base: &Path,
-        context: &Context,
-    ) -> Result<Self> {
-        let source = Source::prepare(&folder, settings, base, setup, context)?;
-        let model = setup.model(settings)?;
-        if let Some(path) = folder.rebuilt() {
-            context.warn(&format!("{}: is damaged; made again from the files of the run", path.display()));
-        }
-        let others = folder.begin(source.made_from())?;
-        if folder.how() == How::Restart && !others.is_empty() {
-            let run = folder.dir().display();
-            context.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
-        }
-        setup.vocabulary.keep(folder.dir())?;
-        let (data, held_out) = source.write(settings, setup.config.vocab_size)?;
-        let mut trainer = Setup::trainer(model, settings, data)?;
-        if let Some(teacher) = setup.teacher()? {
-            trainer.set_teacher(teacher)?;
-        }
-        let resolved = settings.resolved();
-        trainer.open_pages(folder.dir())?;
-        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
-        if checkpoints.folder.how().resumes() {
-            let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
-            damaged.iter().for_each(|warning| context.warn(warning));
-        }
-        let config = checkpoints.folder.dir().join(folder::CONFIG);
-        let before = regular::read(&config, folder::MAX_FILE, "the settings of a run");
-        if !before.is_ok_and(|text| text == resolved.as_bytes()) {
-            write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
-        }
-        trainer.set_stop(|| interrupt::received().is_some());
-        Ok(Begun { trainer, held_out, resolved, checkpoints })
-    }
-}
-
-fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> Result<()> {
+fn dry_run(job: &Train, context: &Context) -> Result<()> {
+    let preview = job.preview(context)?;
+    let needs = preview.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let names = |decays: bool| {
-        let chosen = setup.decays.iter().filter(move |(_, flag)| *flag == decays);
-        chosen.map(|(param, _)| param.tensor.name.as_str()).collect::<Vec<_>>()
+        let chosen = preview.tensors.iter().filter(move |tensor| tensor.decays == decays);
+        chosen.map(|tensor| tensor.name.as_str()).collect::<Vec<_>>()
     };
     let report = DryRun {
-        parameters: setup.config.parameters(),
-        policy: &setup.policy.name,
-        optimizer: &settings.optimizer.kind,
-        memory: setup.memory.iter().copied().collect(),
+        parameters: preview.parameters,
+        policy: &preview.policy,
+        optimizer: &preview.optimizer,
+        memory: preview.memory.iter().copied().collect(),
         predicted_peak_memory: needs,
-        paged: setup.paged,
+        paged: preview.paged,
         decay: names(true),
         no_decay: names(false),
     };
     context.report(&report, |out| {
         let mut table = Table::new([("memory", Align::Left), ("predicted", Align::Right)]);
-        for (name, n) in &setup.memory {
+        for (name, n) in &preview.memory {
             table.row([(*name).to_owned(), bytes(*n)]);
         }
         table.row(["total".to_owned(), bytes(needs)]);
         table.write(out)?;
-        if setup.paged > 0 {
-            writeln!(out, "optimizer state in a file of the run's folder: {}", bytes(setup.paged))?;
+        if preview.paged > 0 {
+            writeln!(out, "optimizer state in a file of the run's folder: {}", bytes(preview.paged))?;
         }
         writeln!(out)?;
-        decay_table(setup, settings.optimizer.weight_decay).write(out)?;
+        decay_table(&preview, job.settings().optimizer.weight_decay).write(out)?;
         let DryRun { parameters, policy, optimizer, .. } = report;
         writeln!(out, "\n{parameters} parameters, policy {policy}, optimizer {optimizer}")
     })
 }
 
 /// Makes a table of tensors, layers merged, with their weight decay.
-fn decay_table(setup: &Setup, weight_decay: f64) -> Table {
+fn decay_table(preview: &TrainPreview, weight_decay: f64) -> Table {
     let mut rows: Vec<(String, bool, usize, usize)> = Vec::new();
-    for (param, decays) in &setup.decays {
-        let parts =
-            param.tensor.name.split('.').map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });
+    for TrainedTensor { name, parameters, decays } in &preview.tensors {
+        let parts = name.split('.').map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });
         let name = parts.collect::<Vec<_>>().join(".");
-        let n = param.range.len();
         match rows.iter_mut().find(|row| (&row.0, row.1) == (&name, *decays)) {
-            Some(row) => (row.2, row.3) = (row.2 + 1, row.3 + n),
-            None => rows.push((name, *decays, 1, n)),
+            Some(row) => (row.2, row.3) = (row.2 + 1, row.3 + parameters),
+            None => rows.push((name, *decays, 1, *parameters)),
         }
     }
     let mut table = Table::new([
@@ -450,9 +321,9 @@ fn decay_table(setup: &Setup, weight_decay: f64) -> Table {
     table
 }
 
-fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+fn human(out: &mut dyn Write, done: &TrainReport, command: Option<&str>) -> io::Result<()> {
     let loss = done.loss.map_or_else(|| "no step left".to_owned(), |loss| format!("last loss {loss:.4}"));
-    let Done { steps, skipped, tokens, seconds, .. } = done;
+    let TrainReport { steps, skipped, tokens, seconds, .. } = done;
     let all = format!("{steps} steps ({skipped} skipped), {tokens} tokens, {loss}, {seconds:.1} s");
     labelled(out, "trained", &all)?;
     if let Some(best) = done.validation_loss {
@@ -462,19 +333,44 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
             &format!("loss {best:.4} at best; the model is that of step {}", done.exported_step),
         )?;
     }
-    done.results.write(out)?;
+    write_results(out, &done.results)?;
     if !done.worst_gemms.is_empty() {
         let columns =
             [("lowest SQNR, last telemetry", Align::Left), ("matmul", Align::Left), ("dB", Align::Right)];
         let mut table = Table::new(columns);
-        for gemm in done.worst_gemms {
+        for gemm in &done.worst_gemms {
             let sqnr = gemm.sqnr_db.unwrap_or(f64::NAN);
             table.row([gemm.linear.clone(), gemm.gemm.to_owned(), format!("{sqnr:.1}")]);
         }
         table.write(out)?;
     }
-    if let Some(run) = &done.results.run {
-        writeln!(out, "run         {run}")?;
+    if let Some(command) = command {
+        writeln!(out, "run         {command}")?;
     }
-    writeln!(out, "next        mantissa report {}", quoted(done.run))
+    writeln!(out, "next        mantissa report {}", quoted(&done.run))
+}
+
+/// Prints paths, which are not wrapped, to be copied, and divergences.
+fn write_results(out: &mut dyn Write, results: &Results) -> io::Result<()> {
+    let paths = [
+        ("adapter", &results.adapter),
+        ("base", &results.base),
+        ("model", &results.model),
+        ("quantized", &results.quantized),
+    ];
+    for (name, path) in paths {
+        if let Some(path) = path {
+            writeln!(out, "{name:<11} {}", path.display())?;
+        }
+    }
+    let form = if results.adapter.is_some() { "adapter form" } else { "trained form" };
+    for (name, kl) in [("merged", results.merged_kl), ("quantized", results.quantized_kl)] {
+        if let Some(kl) = kl {
+            labelled(out, name, &format!("KL {kl:.2e} nats/token from the {form}"))?;
+        }
+    }
+    if let Some(about) = results.default_template {
+        labelled(out, "template", &format!("default ({about}), because the model has none"))?;
+    }
+    Ok(())
 }

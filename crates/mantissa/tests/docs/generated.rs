@@ -14,6 +14,21 @@ use crate::{engines, figures, pages, root, shown};
 const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end generated -->";
 
+/// Tables of a run's settings in the order of the page; adapters have a part of their own.
+const TRAIN_TABLES: [&str; 11] = [
+    "",
+    "model",
+    "data",
+    "validation",
+    "samples",
+    "distill",
+    "precision",
+    "optimizer",
+    "schedule",
+    "checkpoint",
+    "telemetry",
+];
+
 /// Pages are written one at a time.
 static WRITING: Mutex<()> = Mutex::new(());
 
@@ -30,6 +45,8 @@ fn references_match_the_binary() {
     part("recipes", &tables::recipes(), &str::eq);
     part("schemes", &tables::schemes(), &str::eq);
     part("keys", &tables::keys(), &str::eq);
+    part("train-keys", &tables::settings(&TRAIN_TABLES), &str::eq);
+    part("adapter-keys", &tables::settings(&["adapter"]), &str::eq);
     part("engines", &engines::sources(), &str::eq);
     part("load-tests", &engines::loads(), &str::eq);
     part("offers", &figures::offers(), &str::eq);
@@ -73,6 +90,8 @@ fn every_generated_part_is_checked() {
         "recipes",
         "schemes",
         "keys",
+        "train-keys",
+        "adapter-keys",
         "engines",
         "load-tests",
         "offers",

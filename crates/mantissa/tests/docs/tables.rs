@@ -7,6 +7,7 @@ use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::options::{Setting, TableSpec};
 use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
+use mantissa_train::config::declared::section;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -233,4 +234,10 @@ fn trimmed(text: &str) -> String {
     let lines: Vec<_> = text.trim_end().lines().map(str::trim_end).collect();
     let repeated = |i: usize| i > 0 && lines[i].is_empty() && lines[i - 1].is_empty();
     (0..lines.len()).filter(|i| !repeated(*i)).map(|i| lines[i]).collect::<Vec<_>>().join("\n")
+}
+
+/// Tables of the settings of a training run, as TOML.
+pub fn settings(tables: &[&str]) -> String {
+    let print = |name: &&str| section(name).expect("a table of the settings").print(&[], &[]);
+    format!("```toml\n{}```\n", tables.iter().map(print).collect::<Vec<_>>().join("\n"))
 }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_jobs::json_lines;
 use serde::Deserialize;
 
 use super::health::STEP;
-use super::lines;
 use crate::report::{Axis, Cell, Heat, Html, LineChart, Page, Series};
 
 /// Experts of a layer that are shown in the map.
@@ -56,11 +56,11 @@ impl Routing {
     /// Reads the telemetry at `path`; empty if the run has none or no experts.
     ///
     /// # Errors
-    /// As [`lines::read`].
+    /// As [`json_lines::read`].
     pub fn read(path: &Path) -> Result<Self> {
         let mut routing = Routing::default();
         if path.is_file() {
-            lines::read(path, |Line { step, experts }: Line| {
+            json_lines::read(path, |Line { step, experts }: Line| {
                 if !experts.is_empty() {
                     let worst = |of: fn(&Layer) -> f64| experts.iter().map(of).fold(0.0, f64::max);
                     routing.curves.push((step as f64, worst(Layer::imbalance), worst(Layer::unused)));

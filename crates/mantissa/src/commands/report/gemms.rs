@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_jobs::json_lines;
 use serde::Deserialize;
 
 use super::health::STEP;
-use super::lines;
 use super::map::{place, short};
 use crate::output::{Align, Table};
 use crate::report::{Axis, Cell, Heat, Html, LineChart, Page, Series, table};
@@ -45,14 +45,14 @@ impl Gemms {
     /// Reads the telemetry at `path`; empty if the run has none.
     ///
     /// # Errors
-    /// As [`lines::read`].
+    /// As [`json_lines::read`].
     pub fn read(path: &Path) -> Result<Self> {
         let mut gemms = Gemms::default();
         if !path.is_file() {
             return Ok(gemms);
         }
         let (mut every, mut seen) = (1, 0usize);
-        lines::read(path, |line: Line| {
+        json_lines::read(path, |line: Line| {
             seen += 1;
             if line.gemms.is_empty() || !(seen - 1).is_multiple_of(every) {
                 return Ok(());

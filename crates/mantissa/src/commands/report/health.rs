@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_jobs::json_lines;
 use serde::Deserialize;
 
-use super::lines;
 use crate::error::BadInput;
 use crate::output::{Align, Table, number};
 use crate::report::{Axis, Html, LineChart, Page, Series, table};
@@ -85,14 +85,14 @@ impl Health {
     /// Reads the telemetry at `path`; empty if the run has none.
     ///
     /// # Errors
-    /// As [`lines::read`]; [`BadInput`] for too many tensors.
+    /// As [`json_lines::read`]; [`BadInput`] for too many tensors.
     pub fn read(path: &Path) -> Result<Self> {
         let mut health = Health::default();
         if !path.is_file() {
             return Ok(health);
         }
         let (mut every, mut seen) = (1, 0);
-        lines::read(path, |line: Line| {
+        json_lines::read(path, |line: Line| {
             seen += 1;
             if (seen - 1) % every != 0 {
                 return Ok(());

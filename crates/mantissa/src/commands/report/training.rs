@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_jobs::json_lines;
+use mantissa_jobs::run_files::{self, LogLine, RunFile};
 use mantissa_store::{json, regular};
 use mantissa_train::scaling::ScaleEvent;
 
 use super::experts::Routing;
 use super::gemms::Gemms;
 use super::health::{Health, STEP};
-use super::lines;
 use super::texts::name;
-use crate::commands::train::folder::{self, LogLine, RunFile};
 use crate::error::BadInput;
 use crate::output::{Align, Table, bytes, count, number};
 use crate::report::{Axis, Html, LineChart, Page, Series, pairs, table, tiles};
@@ -26,8 +26,8 @@ const MAX_STEPS: usize = 10_000_000;
 /// # Errors
 /// Files that cannot be read or are not those of a run.
 pub fn page(run: &Path) -> Result<(Page, String)> {
-    let log = read_log(&run.join(folder::LOG))?;
-    let about = about(&run.join(folder::RUN))?;
+    let log = read_log(&run.join(run_files::LOG))?;
+    let about = about(&run.join(run_files::RUN))?;
     let mut page = Page::new(&format!("Training run {}", name(run)));
     let outcome = verdict(&log, about.as_ref());
     page.push(Html::lead(&outcome));
@@ -35,15 +35,15 @@ pub fn page(run: &Path) -> Result<(Page, String)> {
     page.push(Html::heading("Training curves"));
     page.push(Html::grid(charts(&log)));
     page.push(scale_events(&log).unwrap_or_default());
-    Gemms::read(&run.join(folder::TELEMETRY))?.show(&mut page);
-    Routing::read(&run.join(folder::TELEMETRY))?.show(&mut page);
-    Health::read(&run.join(folder::TELEMETRY))?.show(&mut page);
+    Gemms::read(&run.join(run_files::TELEMETRY))?.show(&mut page);
+    Routing::read(&run.join(run_files::TELEMETRY))?.show(&mut page);
+    Health::read(&run.join(run_files::TELEMETRY))?.show(&mut page);
     if let Some(about) = &about {
         page.push(Html::heading("Memory and machine"));
         page.push(Html::details("Memory by purpose", [table("Memory by purpose", &memory(about))]));
         page.push(pairs("Machine", machine(about)));
     }
-    let config = run.join(folder::CONFIG);
+    let config = run.join(run_files::CONFIG);
     if config.is_file() {
         page.push(Html::heading("Settings"));
         page.push(Html::details("All settings", [Html::preformatted(&read_text(&config)?)]));
@@ -53,7 +53,7 @@ pub fn page(run: &Path) -> Result<(Page, String)> {
 
 fn read_log(path: &Path) -> Result<Vec<LogLine>> {
     let mut log = Vec::new();
-    lines::read(path, |line: LogLine| {
+    json_lines::read(path, |line: LogLine| {
         if log.len() >= MAX_STEPS {
             let found = format!("more than {MAX_STEPS} steps");
             return Err(BadInput::new(

@@ -1,6 +1,7 @@
 //! `mantissa train --init`: prints complete settings with their model.
 
 use anyhow::Result;
+use mantissa_train::config::declared::section;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -107,37 +108,75 @@ pub(super) fn run(size: Size, data: &[String], minutes: Option<f64>, context: &C
     context.report(&shown, |out| write!(out, "{}", shown.toml))
 }
 
+/// Makes the settings of a preset: every table with the values of the preset, else the defaults.
 fn settings(preset: &Preset, data: &[String], minutes: Option<f64>) -> String {
-    let Preset { name, about, hidden, ffn, layers, heads, kv_heads, vocab, .. } = preset;
-    let Preset { context, length, batch, steps, .. } = preset;
-    // A JSON string is a TOML string.
-    let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
-    let schedule = match minutes {
-        Some(minutes) => format!(
-            "minutes = {minutes}                    # wall time, over all processes of the run
-kind = \"stable\"                   # decays in the last decay_share of the time
-decay_share = 0.2"
-        ),
-        None => format!(
-            "steps = {steps}                      # or minutes = 30 with kind = \"stable\"
-kind = \"cosine\"                   # constant linear cosine stable"
-        ),
-    };
-    let files = match data {
-        [] => "\"text.txt\"".to_owned(),
-        data => data.iter().map(quoted).collect::<Vec<_>>().join(", "),
-    };
-    let text = format!(
+    let Preset { name, about, .. } = preset;
+    let mut text = format!(
         "# Settings of `mantissa train`, preset {name}: {about}.
-# Every key: docs/reference/training.md. Paths are relative to this file. --set section.key=value changes one key.
-seed = 1
-out = \"runs/{name}\"                 # folder of the run; the trained model is in its folder `model`
+# Paths are relative to this file. --set section.key=value changes one key.
+"
+    );
+    let chosen = chosen(preset, data, minutes);
+    let left_out = ["model.config", if minutes.is_some() { "schedule.steps" } else { "schedule.minutes" }];
+    for table in TABLES {
+        let section = section(table).map(|section| section.print(&chosen, &left_out)).unwrap_or_default();
+        text += &if table.is_empty() { section } else { format!("\n{section}") };
+        if table == "model" {
+            text += &architecture(preset);
+        }
+    }
+    text
+}
 
-[model]
-# tokenizer = \"folder\"            # folder with tokenizer.json; without it, one is trained on the data
-# init = \"folder\"                 # an unquantized model to start from, instead of [model.architecture]
-std = 0.02                        # standard deviation of initial weights
+/// Tables that are printed; the others are optional and not for a model that is trained from nothing.
+const TABLES: [&str; 10] = [
+    "",
+    "model",
+    "data",
+    "validation",
+    "samples",
+    "precision",
+    "optimizer",
+    "schedule",
+    "checkpoint",
+    "telemetry",
+];
 
+/// Returns the keys whose values are not the defaults, with their values as TOML.
+fn chosen(preset: &Preset, data: &[String], minutes: Option<f64>) -> Vec<(&'static str, String)> {
+    // A JSON string is a TOML string.
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let files = match data {
+        [] => quoted("text.txt"),
+        data => data.iter().map(|file| quoted(file)).collect::<Vec<_>>().join(", "),
+    };
+    let mut chosen = vec![
+        ("seed", "1".to_owned()),
+        ("out", format!("\"runs/{}\"", preset.name)),
+        ("data.files", format!("[{files}]")),
+        ("data.length", preset.length.to_string()),
+        ("data.batch", preset.batch.to_string()),
+        ("validation.share", "0.05".to_owned()),
+        ("samples.prompts", "[\"The\"]".to_owned()),
+        ("samples.tokens", "24".to_owned()),
+        ("precision.policy", quoted("bf16")),
+        ("optimizer.lr", preset.lr.to_owned()),
+        ("schedule.warmup", preset.warmup.to_string()),
+    ];
+    match minutes {
+        Some(minutes) => {
+            chosen.extend([("schedule.minutes", minutes.to_string()), ("schedule.kind", quoted("stable"))])
+        }
+        None => chosen.push(("schedule.steps", preset.steps.to_string())),
+    }
+    chosen
+}
+
+/// Makes the table of the model, which stands for a `config.json`.
+fn architecture(preset: &Preset) -> String {
+    let Preset { hidden, ffn, layers, heads, kv_heads, vocab, context, .. } = preset;
+    format!(
+        "
 [model.architecture]              # the keys of a Hugging Face config.json
 architectures = [\"LlamaForCausalLM\"]
 model_type = \"llama\"
@@ -154,61 +193,6 @@ rope_theta = 10000.0
 tie_word_embeddings = true
 bos_token_id = 0
 eos_token_id = 1
-
-[data]
-files = [{files}]            # texts, .jsonl files, or token files (.safetensors)
-# split = \"<|endoftext|>\"         # between the documents of a text
-field = \"text\"                    # of the lines of a .jsonl file
-length = {length}                      # tokens per window
-batch = {batch}                        # windows per batch
-accumulate = 1                    # batches per step (gradient accumulation)
-
-[validation]
-share = 0.05                      # of the documents, held out; or files = [\"other.txt\"]
-every = 100                       # steps between two measurements
-batches = 8                       # measured at most
-patience = 0                      # end after this number of measurements without a better loss; 0: never
-"
-    );
-    text + &training_sections(preset, &schedule)
-}
-
-/// Writes the sections on samples, precision, optimizer, schedule, checkpoints and telemetry.
-fn training_sections(preset: &Preset, schedule: &str) -> String {
-    let Preset { lr, warmup, .. } = preset;
-    format!(
-        "
-[samples]
-prompts = [\"The\"]                 # continued during training, to read along
-every = 100                       # steps
-tokens = 24                       # new tokens of each
-temperature = 0.0                 # 0: greedy
-
-[precision]
-policy = \"bf16\"                   # fp32 fp16 bf16 … nvfp4: `mantissa train --show-policy nvfp4`
-
-[optimizer]
-kind = \"adamw\"
-lr = {lr}
-moments = \"f32\"                   # f32 bf16 8bit …
-beta1 = 0.9
-beta2 = 0.95
-eps = 1e-8
-weight_decay = 0.1
-max_norm = 1.0                    # gradient clipping; 0: none
-
-[schedule]
-{schedule}
-warmup = {warmup}
-min_ratio = 0.1                   # last learning rate as a share of lr
-
-[checkpoint]
-every = 100                       # steps
-keep = 2
-best = true                       # also keep the one with the least validation loss, and export that
-
-[telemetry]
-every = 100                       # steps between two reports on the numerics of every tensor; 0: none
 "
     )
 }
@@ -233,6 +217,7 @@ mod tests {
             let found = ModelConfig::from_json(&architecture, "run.toml").unwrap().parameters() as f64;
             assert!((found / parameters - 1.0).abs() < 0.03, "{size:?}: {found}");
         }
-        assert!(settings(&Size::Small.preset(), &[], None).contains("files = [\"text.txt\"]"));
+        let text = settings(&Size::Small.preset(), &[], None);
+        assert!(text.contains("files = [\"text.txt\"]") && text.contains("\n# config = "), "{text}");
     }
 }

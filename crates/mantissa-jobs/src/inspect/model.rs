@@ -1,0 +1,51 @@
+//! Checkpoint to inspect.
+
+use std::path::Path;
+
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Checkpoint, Error};
+
+use crate::error::Result;
+
+/// Checkpoint, read through its format if that is known.
+pub enum Model {
+    /// Known format, or dense.
+    Known(ModelFiles),
+    /// Unknown format: tensors are shown as stored.
+    Raw(Checkpoint),
+}
+
+impl Model {
+    pub(crate) fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Self> {
+        match ModelFiles::open(path) {
+            Ok(files) => Ok(Model::Known(files)),
+            Err(Error::Field(fault)) if fault.field == "quantization_config.quant_method" => {
+                warnings.push(format!("{fault}; tensors are shown as stored"));
+                Ok(Model::Raw(Checkpoint::open(path)?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the files.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        match self {
+            Model::Known(files) => files.checkpoint(),
+            Model::Raw(checkpoint) => checkpoint,
+        }
+    }
+
+    pub(crate) fn convention(&self) -> &'static str {
+        match self {
+            Model::Known(files) => files.convention_name(),
+            Model::Raw(_) => "unknown",
+        }
+    }
+
+    pub(crate) fn notes(&self) -> Vec<String> {
+        match self {
+            Model::Known(files) => files.notes(),
+            Model::Raw(_) => Vec::new(),
+        }
+    }
+}

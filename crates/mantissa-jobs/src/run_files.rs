@@ -1,0 +1,134 @@
+//! Files of a training run: their names, the lines of its log, and its description.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mantissa_store::{Output, write_file_atomic};
+use mantissa_train::scaling::ScaleEvent;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::machine::Machine;
+
+pub use crate::run_names::{ADAPTER, MANIFEST, MODEL};
+
+/// Settings with all defaults.
+pub const CONFIG: &str = "config.toml";
+/// Maximum size of the settings and of `run.json`.
+pub const MAX_FILE: u64 = 16 << 20;
+/// Log with a JSON object per step.
+pub const LOG: &str = "log.jsonl";
+/// Telemetry with a JSON object per observed step.
+pub const TELEMETRY: &str = "telemetry.jsonl";
+/// Continuations of prompts, with a JSON object per prompt.
+pub const SAMPLES: &str = "samples.jsonl";
+/// Description of the run: a [`RunFile`].
+pub const RUN: &str = "run.json";
+
+/// Token file made from the data.
+pub const TOKENS: &str = "tokens.safetensors";
+/// Metadata key of the token file: the hash of its sources.
+pub const MADE_FROM: &str = "made_from";
+/// Folder of the checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder of the base that an adapter was made with, if it fits no other.
+pub const BASE: &str = "base";
+/// Folder of the merged and quantized model.
+pub const QUANTIZED: &str = "quantized";
+/// Tokens held out for validation.
+pub const HELD_OUT: &str = "validation.safetensors";
+/// Folder of the tokenizer that was trained on the data.
+pub const TOKENIZER: &str = "tokenizer";
+/// Files of that folder.
+pub const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+
+/// Outcome of a run whose results are written.
+pub const DONE: &str = "done";
+
+/// Log line of a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Step number, from 1.
+    pub step: u64,
+    /// Mean loss before the update, nats/token.
+    pub loss: f64,
+    /// Exponential moving average of the loss, with weight 0.1 per step.
+    pub smoothed_loss: f64,
+    /// Gradient norm before clipping; absent if it overflowed and the step was skipped.
+    pub grad_norm: Option<f64>,
+    /// Learning rate.
+    pub lr: f64,
+    /// Loss scale.
+    pub loss_scale: f64,
+    /// Number of skipped steps so far.
+    pub skipped: u64,
+    /// Number of tokens so far.
+    pub tokens: u64,
+    /// Change of the loss scale after this step, or an overflow that leaves it as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_event: Option<ScaleEvent>,
+    /// Throughput of this step by wall time, tok/s.
+    pub tokens_per_s: f64,
+    /// Seconds of training so far, in all processes of the run.
+    #[serde(default)]
+    pub seconds: f64,
+    /// Anonymous resident memory in bytes; absent if unknown.
+    pub memory: Option<u64>,
+    /// Mean loss on held-out text after the update, nats/token, if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Last step of a timed run, decided in this step; the decay begins after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_step: Option<u64>,
+    /// True if a signal stopped the run before the step was validated and sampled. A resumed run does that first, and
+    /// then replaces the line.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pending: bool,
+}
+
+/// Description of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunFile {
+    /// Tool and version.
+    pub tool: String,
+    /// Machine of the run, or of its last process.
+    pub machine: Machine,
+    /// Number of threads.
+    pub threads: usize,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Precision policy.
+    pub policy: String,
+    /// Predicted bytes by purpose.
+    pub memory: BTreeMap<String, u64>,
+    /// Sum of the predicted bytes.
+    pub predicted_peak_memory: u64,
+    /// Peak anonymous memory of the last process in bytes; absent if unknown.
+    pub measured_peak_memory: Option<u64>,
+    /// Total number of steps.
+    pub steps: u64,
+    /// Outcome: `running` (also after a kill), `done` once the results are written, or the error that ended the run.
+    pub outcome: String,
+}
+
+impl RunFile {
+    /// Writes the description into the run's folder.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn write(&self, run: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        Ok(write_file_atomic(&Output::owned(run.join(RUN)), text.as_bytes())?)
+    }
+}
+
+/// Returns the number of steps of a checkpoint's file name.
+pub(crate) fn steps_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?.strip_suffix(".safetensors")?;
+    (digits.len() >= 10 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+/// True if a data file holds tokens instead of text.
+pub(crate) fn is_token_file(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "safetensors")
+}

@@ -1,0 +1,306 @@
+//! Training runs as jobs.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use mantissa_store::Kind;
+use mantissa_train::GemmHealth;
+use mantissa_train::config::RunConfig;
+use serde::{Deserialize, Serialize};
+
+use super::previous_run::PreviousRun;
+use super::ready_run::ReadyRun;
+use super::results::{self, Results};
+use super::run_folder::RunFolder;
+use super::setup::Setup;
+use super::start::StartMode;
+use super::train_loop::TrainLoop;
+use crate::error::{JobError, Result, resumes};
+use crate::escape::line;
+use crate::host::Host;
+use crate::job::{Job, JobOutput};
+use crate::machine::{Machine, peak_anonymous};
+use crate::run_files::{DONE, RunFile};
+use crate::settings::read_settings;
+
+/// Arguments of a training run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainArguments {
+    /// Settings file (TOML).
+    pub config: PathBuf,
+    /// Changes of settings, `section.key=value`.
+    pub set: Vec<String>,
+    /// Mode of starting.
+    pub start: StartMode,
+}
+
+/// Training run of a settings file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Train {
+    /// Name of the settings in messages: their file, or the command that made them.
+    name: String,
+    /// Settings file, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    file: Option<PathBuf>,
+    /// Folder that paths of the settings are relative to.
+    base: PathBuf,
+    /// Settings with all defaults.
+    #[serde(with = "as_toml")]
+    settings: RunConfig,
+    start: StartMode,
+}
+
+/// Prediction for a run that is not started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainPreview {
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Precision policy.
+    pub policy: String,
+    /// Kind of the optimizer.
+    pub optimizer: String,
+    /// Predicted bytes by purpose.
+    pub memory: Vec<(&'static str, u64)>,
+    /// Bytes of optimizer state in a file.
+    pub paged: u64,
+    /// Trained tensors.
+    pub tensors: Vec<TrainedTensor>,
+}
+
+/// Tensor that a run trains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainedTensor {
+    /// Name.
+    pub name: String,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// True if weight decay applies to it.
+    pub decays: bool,
+}
+
+/// Result of a training run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainReport {
+    /// Folder of the run.
+    pub run: PathBuf,
+    /// Models that were written.
+    #[serde(flatten)]
+    pub results: Results,
+    /// Number of steps.
+    pub steps: u64,
+    /// Number of skipped steps.
+    pub skipped: u64,
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Loss of the last step; `None` if no step was left.
+    pub loss: Option<f64>,
+    /// Least loss on held-out text.
+    pub validation_loss: Option<f64>,
+    /// Step of the exported weights.
+    pub exported_step: u64,
+    /// Seconds of this process.
+    pub seconds: f64,
+    /// Predicted peak anonymous memory in bytes.
+    pub predicted_peak_memory: u64,
+    /// Peak anonymous memory of this process in bytes.
+    pub measured_peak_memory: Option<u64>,
+    /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
+    pub worst_gemms: Vec<GemmHealth>,
+}
+
+impl Train {
+    /// Reads the settings file and applies the changes.
+    ///
+    /// # Errors
+    /// A file that cannot be read; settings that are no run's.
+    pub fn resolve(arguments: &TrainArguments) -> Result<Self> {
+        let TrainArguments { config, set, start } = arguments;
+        let name = config.display().to_string();
+        let settings = RunConfig::parse(&name, &read_settings(config)?, set)?;
+        let base = config.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(Train { name, file: Some(config.clone()), base, settings, start: *start })
+    }
+
+    /// Makes the run of `settings`, which messages call `name`, with paths relative to `base`.
+    pub(crate) fn of_settings(name: &str, base: PathBuf, settings: RunConfig, start: StartMode) -> Self {
+        Train { name: name.to_owned(), file: None, base, settings, start }
+    }
+
+    /// Returns the settings with all defaults.
+    pub fn settings(&self) -> &RunConfig {
+        &self.settings
+    }
+
+    /// Returns the folder of the run.
+    pub fn folder(&self) -> PathBuf {
+        self.base.join(&self.settings.out)
+    }
+
+    /// Predicts memory and weight decay of the run; writes nothing.
+    ///
+    /// # Errors
+    /// As [`Job::run`], before it writes anything.
+    pub fn preview(&self, host: &Host) -> Result<TrainPreview> {
+        // Nothing is lost by a stop.
+        let _left = host.leaving(format!("{}: {}", self.settings.out, resumes(false)));
+        let setup = self.setup(self.previous().how(self.start), host)?;
+        let tensor = |(param, decays): &(mantissa_train::ParamInfo, bool)| TrainedTensor {
+            name: param.tensor.name.clone(),
+            parameters: param.range.len(),
+            decays: *decays,
+        };
+        Ok(TrainPreview {
+            parameters: setup.config.parameters(),
+            policy: setup.policy.name.clone().into_owned(),
+            optimizer: self.settings.optimizer.kind.clone(),
+            tensors: setup.decays.iter().map(tensor).collect(),
+            memory: setup.memory,
+            paged: setup.paged,
+        })
+    }
+
+    fn setup(&self, start: StartMode, host: &Host) -> Result<Setup> {
+        Setup::new(&self.settings, &self.name, &self.base, start, host)
+    }
+
+    fn previous(&self) -> PreviousRun {
+        PreviousRun::read(&self.folder(), &self.settings.resolved())
+    }
+
+    /// Describes the run at its start.
+    fn description(&self, setup: &Setup, needs: u64, host: &Host) -> RunFile {
+        RunFile {
+            tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
+            machine: Machine::this(),
+            threads: host.threads,
+            parameters: setup.config.parameters(),
+            policy: setup.policy.name.clone().into_owned(),
+            memory: setup.memory.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect(),
+            predicted_peak_memory: needs,
+            measured_peak_memory: None,
+            steps: self.settings.schedule.steps,
+            outcome: "running".to_owned(),
+        }
+    }
+}
+
+impl Job for Train {
+    const NAME: &'static str = "train";
+    const VERSION: u32 = 1;
+    type Report = TrainReport;
+
+    fn inputs(&self) -> Vec<PathBuf> {
+        let (base, settings) = (&self.base, &self.settings);
+        let mut inputs: Vec<PathBuf> = self.file.iter().cloned().collect();
+        if settings.model.architecture.is_none() {
+            inputs.push(settings.model_config(base));
+        }
+        if let Some(tokenizer) = &settings.model.tokenizer {
+            for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"]
+            {
+                inputs.push(base.join(tokenizer).join(file));
+            }
+        }
+        let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
+        for init in settings.model.init.iter().chain(teacher).map(|model| base.join(model)) {
+            // Each file is listed too: it may be a link into the run's folder.
+            let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
+            inputs.extend(files.map(|file| file.path()));
+            inputs.push(init);
+        }
+        let data = settings.data.files.iter().chain(&settings.validation.files);
+        inputs.extend(data.map(|file| base.join(file)));
+        inputs
+    }
+
+    fn outputs(&self) -> Vec<JobOutput> {
+        vec![JobOutput { option: "out", path: self.folder(), kind: Kind::Run }]
+    }
+
+    fn memory(&self, host: &Host) -> Result<u64> {
+        Ok(self.setup(self.previous().how(self.start), host)?.needs())
+    }
+
+    /// Trains, writes checkpoints and, at the end, the model.
+    ///
+    /// # Errors
+    /// Settings, data or a model that cannot be trained, before anything is written; I/O;
+    /// [`TrainError::Diverged`](mantissa_train::TrainError::Diverged); [`JobError::Stopped`].
+    fn run(&self, host: &Host) -> Result<TrainReport> {
+        let (settings, run) = (&self.settings, self.folder());
+        let start = self.previous().how(self.start);
+        // Until a step is done, a restart loses nothing.
+        let left = host.leaving(format!("{}: {}", settings.out, resumes(false)));
+        let setup = self.setup(start, host)?;
+        let needs = setup.needs();
+        let explain = |error| self.previous().explain(error);
+        let folder = RunFolder::open(&run, start).map_err(explain)?;
+        host.require_memory("train", needs + needs / 20)?;
+        let ready = ReadyRun::new(folder, &setup, settings, &self.base, host).map_err(explain)?;
+        let mut about = self.description(&setup, needs, host);
+        let begin = Instant::now();
+        let mut train_loop = TrainLoop::new(ready, settings, &setup)?;
+        about.write(&run)?;
+        left.change(format!("{}: {}", settings.out, resumes(start == StartMode::Restart)));
+        let outcome =
+            host.saving(|| train_loop.run(host), |error: &JobError| matches!(error, JobError::Stopped(_)));
+        let progress = train_loop.trainer.progress();
+        let outcome = outcome.and_then(|loss| {
+            train_loop.take_best()?.iter().for_each(|warning| host.warn(warning));
+            let folder = &train_loop.checkpoints.folder;
+            Ok((loss, results::write(&mut train_loop.trainer, &setup, settings, folder, host)?))
+        });
+        about.measured_peak_memory = peak_anonymous();
+        if settings.schedule.steps == 0 {
+            about.steps = progress.steps;
+        }
+        let (loss, results) = match outcome {
+            Ok(found) => found,
+            Err(error) => {
+                about.outcome = line(&error.with_causes());
+                // The first error matters more.
+                let _ = about.write(&run);
+                return Err(error);
+            }
+        };
+        DONE.clone_into(&mut about.outcome);
+        // A stop tells to resume the run if and only if it is not done.
+        let written = || {
+            let written = about.write(&run);
+            drop(left);
+            written
+        };
+        host.orderly(written, |_| false)?;
+        Ok(TrainReport {
+            run,
+            results,
+            steps: progress.steps,
+            skipped: progress.skipped,
+            tokens: progress.tokens,
+            loss,
+            validation_loss: train_loop.best().map(|(_, loss)| loss),
+            exported_step: train_loop.trainer.progress().steps,
+            seconds: begin.elapsed().as_secs_f64(),
+            predicted_peak_memory: needs,
+            measured_peak_memory: peak_anonymous(),
+            worst_gemms: train_loop.worst_gemms,
+        })
+    }
+}
+
+/// Settings of a serialized run: TOML with all defaults, checked when it is read.
+mod as_toml {
+    use mantissa_train::config::RunConfig;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(settings: &RunConfig, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&settings.resolved())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RunConfig, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        RunConfig::parse("settings", &text, &[]).map_err(D::Error::custom)
+    }
+}

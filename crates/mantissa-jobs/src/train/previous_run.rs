@@ -1,0 +1,82 @@
+//! Previous run in the folder: what it tells a user whose command cannot start or resume there.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_store::regular;
+use mantissa_train::TrainError;
+use mantissa_train::config::differences;
+
+use super::start::StartMode;
+use crate::error::JobError;
+use crate::run_fault::RunFault;
+use crate::run_files::{ADAPTER, CHECKPOINTS, CONFIG, DONE, MAX_FILE, MODEL, RUN, RunFile, steps_of};
+
+/// Run that the folder holds, compared with the settings of the command.
+pub(crate) struct PreviousRun {
+    run: PathBuf,
+    /// Steps of a run that has ended and written its model.
+    finished: Option<u64>,
+    /// Keys with other values.
+    differences: Vec<String>,
+    /// True if the settings are the same and there is a checkpoint.
+    resumable: bool,
+}
+
+impl PreviousRun {
+    /// Reads the run at `run`; `resolved` are the settings of the command.
+    pub(crate) fn read(run: &Path, resolved: &str) -> Self {
+        let text = |name| regular::read(&run.join(name), MAX_FILE, "a file of a run").ok();
+        let about: Option<RunFile> = text(RUN).and_then(|text| serde_json::from_slice(&text).ok());
+        let written = run.join(MODEL).join("config.json").is_file()
+            || run.join(ADAPTER).join("adapter_config.json").is_file();
+        let finished = about.filter(|about| about.outcome == DONE && written).map(|about| about.steps);
+        let settings = text(CONFIG).and_then(|text| String::from_utf8(text).ok()).unwrap_or_default();
+        let checkpoints = std::fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
+        let mut names = checkpoints.map(|entry| entry.file_name());
+        let resumable = settings == resolved && names.any(|name| steps_of(&name.to_string_lossy()).is_some());
+        PreviousRun {
+            run: run.to_owned(),
+            finished,
+            differences: differences(&settings, resolved),
+            resumable,
+        }
+    }
+
+    /// Returns the mode of starting that `requested` means here: the command that began a run also resumes it.
+    pub(crate) fn how(&self, requested: StartMode) -> StartMode {
+        match requested {
+            StartMode::New if self.resumable && self.finished.is_none() => StartMode::Continue,
+            _ => requested,
+        }
+    }
+
+    /// Replaces an error that the previous run explains.
+    pub(crate) fn explain(mut self, error: JobError) -> JobError {
+        if matches!(error, JobError::Run(RunFault::Begun { .. })) {
+            return if self.finished.is_some() || !self.differences.is_empty() {
+                self.fault()
+            } else {
+                error
+            };
+        }
+        match error {
+            JobError::Train(TrainError::Settings { differences, .. }) => {
+                self.differences = differences;
+                self.fault()
+            }
+            error => error,
+        }
+    }
+
+    fn fault(self) -> JobError {
+        let state = match self.finished {
+            Some(steps) => format!("one that finished its {steps} steps"),
+            None => "one that has begun".to_owned(),
+        };
+        let found = match self.differences.as_slice() {
+            [] => state,
+            differences => format!("{state} with other settings ({})", differences.join(", ")),
+        };
+        RunFault::Other { run: self.run, found }.into()
+    }
+}

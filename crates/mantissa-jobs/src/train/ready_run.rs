@@ -1,0 +1,70 @@
+//! Run that is ready for its next step: data, model and checkpoint are read, and an old run is removed.
+
+use std::path::Path;
+
+use mantissa_store::{Output, regular, write_file_atomic};
+use mantissa_train::config::RunConfig;
+use mantissa_train::{HeldOut, Stop, Trainer};
+
+use super::checkpoints::Checkpoints;
+use super::run_folder::RunFolder;
+use super::setup::Setup;
+use super::source::Source;
+use super::start::StartMode;
+use crate::error::Result;
+use crate::host::Host;
+use crate::run_files::{CONFIG, MAX_FILE};
+
+/// Run that is ready for its next step.
+pub(crate) struct ReadyRun {
+    pub(crate) trainer: Trainer,
+    pub(crate) held_out: Option<HeldOut>,
+    /// Settings with all defaults, as TOML.
+    pub(crate) resolved: String,
+    pub(crate) checkpoints: Checkpoints,
+}
+
+impl ReadyRun {
+    /// Reads everything the run needs; only then removes an old run or writes anything.
+    ///
+    /// # Errors
+    /// Data or weights that cannot be read, a run that cannot be resumed; I/O.
+    pub(crate) fn new(
+        mut folder: RunFolder,
+        setup: &Setup,
+        settings: &RunConfig,
+        base: &Path,
+        host: &Host,
+    ) -> Result<Self> {
+        let source = Source::prepare(&folder, settings, base, setup, host)?;
+        let model = setup.model(settings)?;
+        if let Some(path) = folder.rebuilt() {
+            host.warn(&format!("{}: is damaged; made again from the files of the run", path.display()));
+        }
+        let others = folder.begin(source.made_from())?;
+        if folder.how() == StartMode::Restart && !others.is_empty() {
+            let run = folder.dir().display();
+            host.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
+        }
+        setup.vocabulary.keep(folder.dir())?;
+        let (data, held_out) = source.write(settings, setup.config.vocab_size)?;
+        let mut trainer = Setup::trainer(model, settings, data)?;
+        if let Some(teacher) = setup.teacher()? {
+            trainer.set_teacher(teacher)?;
+        }
+        let resolved = settings.resolved();
+        trainer.open_pages(folder.dir())?;
+        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
+        if checkpoints.folder.how().resumes() {
+            let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
+            damaged.iter().for_each(|warning| host.warn(warning));
+        }
+        let config = checkpoints.folder.dir().join(CONFIG);
+        let before = regular::read(&config, MAX_FILE, "the settings of a run");
+        if !before.is_ok_and(|text| text == resolved.as_bytes()) {
+            write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
+        }
+        trainer.set_stop(Stop::new(host.stop_question()));
+        Ok(ReadyRun { trainer, held_out, resolved, checkpoints })
+    }
+}
