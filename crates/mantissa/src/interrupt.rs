@@ -1,6 +1,6 @@
 //! Orderly stops: the first SIGINT or SIGTERM ends the process within [`GRACE`], the second at once.
 //!
-//! A resumable command works inside [`orderly`]: it polls [`received`] between two steps, saves its progress
+//! A resumable command declares it by [`polling`]: it polls [`received`] between two steps, saves its progress
 //! and returns. Any other command ends at once, after its unfinished outputs are removed.
 
 use std::io;
@@ -95,17 +95,6 @@ pub fn polling(polling: Polling) {
             ORDERLY.store(true, Ordering::SeqCst);
         }
     }
-}
-
-/// Runs `work`, which polls [`received`] and then returns an error for which `stopped` is true. Until that
-/// error has ended the process normally, or [`GRACE`] has passed, nothing else ends it.
-pub fn orderly<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&E) -> bool) -> Result<T, E> {
-    ORDERLY.store(true, Ordering::SeqCst);
-    let result = work();
-    if !result.as_ref().is_err_and(stopped) {
-        ORDERLY.store(false, Ordering::SeqCst);
-    }
-    result
 }
 
 /// Waits for the end of the process if a signal is ending it at once. Called when a command has returned: an error that
