@@ -356,7 +356,7 @@ mod tests {
             ("optimizer.lr=-1", "optimizer.lr: expected 0 to"),
             ("precision.policy=fp8", "fp32, fp16, bf16"),
             ("optimizer.moments=3bit", "8bit:cpu"),
-            ("optimizer.kind=adan", "adamw, sgd"),
+            ("optimizer.kind=nosuch", "adamw, sgd"),
             ("optimizer.momentum=0.5", "optimizer.momentum: expected no such key with kind = \"adamw"),
             ("optimizer.nesterov=true", "`beta1`, `beta2`"),
             ("optimizer.warmup_init=true", "[optimizer] `warmup_init`, expected one of `kind`"),

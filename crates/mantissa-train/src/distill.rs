@@ -281,7 +281,7 @@ impl Teacher<'_> {
 
 /// Returns the KL of one token; `logits` become `scale` times its gradient. `p` is scratch.
 pub(crate) fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], scale: f32) -> f64 {
-    let [of_teacher, of_model] = [teacher, &*logits].map(|row| kernels().log_softmax_stats(row));
+    let [teacher_stats, student_stats] = [teacher, &*logits].map(|row| kernels().log_softmax_stats(row));
     p.copy_from_slice(teacher);
     let sum = kernels().softmax_numerators(p, 1.0);
     let gaps = p.iter().zip(teacher.iter().zip(&*logits));
@@ -289,7 +289,7 @@ pub(crate) fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], sca
     let own = kernels().softmax_numerators(logits, 1.0);
     logits.iter_mut().zip(&*p).for_each(|(q, p)| *q = scale * (*q / own - p / sum));
     // The NLL at index 0 plus its logit is the log of the sum of exponentials.
-    gap / f64::from(sum) + of_model.nll(0.0) - of_teacher.nll(0.0)
+    gap / f64::from(sum) + student_stats.nll(0.0) - teacher_stats.nll(0.0)
 }
 
 #[cfg(test)]

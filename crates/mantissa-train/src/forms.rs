@@ -133,8 +133,8 @@ impl FormSizes {
         let forms =
             self.all().into_iter().map(|(storage, (values, lines))| Form::bytes(storage, values, lines));
         let masks = self.masks.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes as u64));
-        let (of_weight, passed) = self.back;
-        let back = masks.saturating_add(of_weight as u64).saturating_add(4 * passed as u64);
+        let (mask, passed) = self.back;
+        let back = masks.saturating_add(mask as u64).saturating_add(4 * passed as u64);
         forms.fold(back.saturating_add(4 * self.forward() as u64), u64::saturating_add)
     }
 
@@ -229,10 +229,10 @@ impl Forms {
         let passed = &mut passed[..dw.len()];
         passed.fill(0.0);
         product(wgrad.each_ref(), passed);
-        let mut of_scales = vec![0.0; count];
-        rule.learn(w.lines(), passed, making, &mut of_scales);
+        let mut scale_grads = vec![0.0; count];
+        rule.learn(w.lines(), passed, making, &mut scale_grads);
         mantissa_kernels::kernels().axpy(1.0, passed, dw);
-        of_scales
+        scale_grads
     }
 
     /// Makes W of fprop.

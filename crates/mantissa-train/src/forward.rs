@@ -40,7 +40,7 @@ struct Saving<'a> {
     /// Rows saved so far for each input.
     read: [usize; 4],
     /// Values saved so far of the MLP's result.
-    of_mlp: usize,
+    mlp_at: usize,
     threads: usize,
     profile: &'a Profile,
     watch: &'a Watch,
@@ -68,8 +68,8 @@ impl Saving<'_> {
             NormKind::Key => &mut self.raw[1][..x.len()],
             NormKind::AfterAttention => &mut self.results[0][..x.len()],
             NormKind::AfterMlp => {
-                let first = self.of_mlp;
-                self.of_mlp += x.len();
+                let first = self.mlp_at;
+                self.mlp_at += x.len();
                 &mut self.results[1][first..first + x.len()]
             }
             _ => return,
@@ -256,7 +256,7 @@ impl TrainModel {
                 router,
                 vectors: layer.vectors().map(|(kind, range)| (kind, params.f32(range))).collect(),
                 read: [0; 4],
-                of_mlp: 0,
+                mlp_at: 0,
                 threads: self.options.threads,
                 profile: &self.profile,
                 watch: &self.watch,

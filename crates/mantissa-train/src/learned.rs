@@ -74,13 +74,19 @@ impl<'a> LearnedScales<'a> {
         blocks.map(of_block).collect()
     }
 
-    /// Adds the gradients of the `scales` of one row to `of_scales` from those of ŵ, `gradient`, which become those of
-    /// the weights `row`.
-    pub(crate) fn pull_back(&self, row: &[f32], scales: &[f32], gradient: &mut [f32], of_scales: &mut [f32]) {
+    /// Backward of fake quantization for one row: turns `gradient` from ∂L/∂ŵ into ∂L/∂w in place and adds ∂L/∂s to
+    /// `scale_grads`.
+    pub(crate) fn pull_back(
+        &self,
+        row: &[f32],
+        scales: &[f32],
+        gradient: &mut [f32],
+        scale_grads: &mut [f32],
+    ) {
         let width = self.scheme.format.blocks().len(1, row.len()).max(1);
         let (low, high) = self.range;
-        let blocks = row.chunks(width).zip(gradient.chunks_mut(width)).zip(scales.iter().zip(of_scales));
-        for ((row, gradient), (scale, of_scale)) in blocks {
+        let blocks = row.chunks(width).zip(gradient.chunks_mut(width)).zip(scales.iter().zip(scale_grads));
+        for ((row, gradient), (scale, scale_grad)) in blocks {
             let stored = self.stored(*scale);
             let slope = |w: &f32| match w / stored {
                 v if v <= low => low,
@@ -89,7 +95,7 @@ impl<'a> LearnedScales<'a> {
             };
             let factor = (row.len() as f64 * f64::from(high)).sqrt().recip();
             let sum = scale_gradient(gradient, row.iter().map(slope));
-            *of_scale += (sum * factor) as f32 * scale.signum();
+            *scale_grad += (sum * factor) as f32 * scale.signum();
             let clipped = row.iter().map(|w| w / stored <= low || w / stored >= high);
             gradient.iter_mut().zip(clipped).filter(|(_, clipped)| *clipped).for_each(|(g, _)| *g = 0.0);
         }
@@ -133,15 +139,15 @@ mod tests {
 
     /// LSQ as its appendix states it, in f64, for one block.
     fn published(w: &[f32], s: f32, (qn, qp): (f64, f64), g: &[f32]) -> (Vec<f64>, f64) {
-        let (mut of_weights, mut of_scale) = (Vec::new(), 0.0);
+        let (mut weight_grads, mut scale_grad) = (Vec::new(), 0.0);
         for (w, g) in w.iter().zip(g) {
             let (v, g) = (f64::from(w / s), f64::from(*g));
             let inside = v > -qn && v < qp;
             let rounded = v.clamp(-qn, qp).round_ties_even();
-            of_weights.push(if inside { g } else { 0.0 });
-            of_scale += g * (rounded - if inside { v } else { 0.0 });
+            weight_grads.push(if inside { g } else { 0.0 });
+            scale_grad += g * (rounded - if inside { v } else { 0.0 });
         }
-        (of_weights, of_scale / (w.len() as f64 * qp).sqrt())
+        (weight_grads, scale_grad / (w.len() as f64 * qp).sqrt())
     }
 
     #[test]
@@ -156,15 +162,18 @@ mod tests {
             let scales = LearnedScales::of(&operand).unwrap();
             let (w, g) = (wave(96, 0.3), wave(96, 2.0));
             let first = scales.initial(&w, 96);
-            let (mut of_weights, mut of_scales) = (g.clone(), vec![0.25; first.len()]);
-            scales.pull_back(&w, &first, &mut of_weights, &mut of_scales);
-            let blocks = w.chunks(width).zip(g.chunks(width)).zip(of_weights.chunks(width));
-            for (((w, g), found), (s, of_scale)) in blocks.zip(first.iter().zip(&of_scales)) {
+            let (mut weight_grads, mut scale_grads) = (g.clone(), vec![0.25; first.len()]);
+            scales.pull_back(&w, &first, &mut weight_grads, &mut scale_grads);
+            let blocks = w.chunks(width).zip(g.chunks(width)).zip(weight_grads.chunks(width));
+            for (((w, g), found), (s, scale_grad)) in blocks.zip(first.iter().zip(&scale_grads)) {
                 let mean = w.iter().map(|w| f64::from(w.abs())).sum::<f64>() / w.len() as f64;
                 assert!((f64::from(*s) - 2.0 * mean / f64::sqrt(bounds.1)).abs() < 1e-6, "{scheme}: {s}");
-                let (expected, of_s) = published(w, *s, bounds, g);
+                let (expected, published_scale_grad) = published(w, *s, bounds, g);
                 assert!(found.iter().zip(&expected).all(|(a, b)| f64::from(*a) == *b), "{scheme}");
-                assert!((f64::from(of_scale - 0.25) - of_s).abs() < 1e-5, "{scheme}: {of_scale} for {of_s}");
+                assert!(
+                    (f64::from(scale_grad - 0.25) - published_scale_grad).abs() < 1e-5,
+                    "{scheme}: {scale_grad} for {published_scale_grad}"
+                );
             }
         }
     }
@@ -182,13 +191,13 @@ mod tests {
             let q = mantissa_num::quantize_with_scales(&operand.scheme, &w, 1, 64, &[s]).unwrap();
             q.dequantize().unwrap().iter().zip(&g).map(|(w, g)| f64::from(*w) * f64::from(*g)).sum::<f64>()
         };
-        let (mut of_weights, mut of_scale) = (g.clone(), [0.0]);
-        scales.pull_back(&w, &[s], &mut of_weights, &mut of_scale);
+        let (mut weight_grads, mut scale_grad) = (g.clone(), [0.0]);
+        scales.pull_back(&w, &[s], &mut weight_grads, &mut scale_grad);
         let slope = (loss(s + 0.01) - loss(s - 0.01)) / 0.02 / 8.0;
-        assert!(of_weights.iter().all(|g| *g == 0.0), "all are clipped");
+        assert!(weight_grads.iter().all(|g| *g == 0.0), "all are clipped");
         assert!(
-            (f64::from(of_scale[0]) - slope).abs() < 1e-3 * slope.abs().max(1.0),
-            "{of_scale:?} for {slope}"
+            (f64::from(scale_grad[0]) - slope).abs() < 1e-3 * slope.abs().max(1.0),
+            "{scale_grad:?} for {slope}"
         );
     }
 
@@ -198,9 +207,9 @@ mod tests {
         let scales = LearnedScales::of(&operand).unwrap();
         let (w, g) = (wave(32, 0.3), wave(32, 2.0));
         let run = |s: f32| {
-            let (mut of_weights, mut of_scale) = (g.clone(), [0.0]);
-            scales.pull_back(&w, &[s], &mut of_weights, &mut of_scale);
-            (of_weights, of_scale[0])
+            let (mut weight_grads, mut scale_grad) = (g.clone(), [0.0]);
+            scales.pull_back(&w, &[s], &mut weight_grads, &mut scale_grad);
+            (weight_grads, scale_grad[0])
         };
         assert_eq!(run(-0.5).0, run(0.5).0);
         assert_eq!(run(-0.5).1, -run(0.5).1);

@@ -52,13 +52,13 @@ impl Plan {
             lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64)).saturating_mul(4)
         };
         let policy = &options.policy;
-        let of_layer = |layer| {
+        let saved_bytes = |layer| {
             let mixed = has_experts(config, layer);
             let inputs = sizes.inputs(mixed).iter().map(Share::bytes).sum();
             let choices = choice_bytes(if mixed { sizes.choices() } else { 0 });
             bytes(&sizes.saved(mixed)).saturating_add(inputs).saturating_add(choices)
         };
-        let saved = (0..config.num_hidden_layers).map(of_layer).fold(0, u64::saturating_add);
+        let saved = (0..config.num_hidden_layers).map(saved_bytes).fold(0, u64::saturating_add);
         let logits = bytes(&[sizes.logits]);
         let mut entries = vec![
             ("parameters", Parameters::bytes(table, policy)),
@@ -181,9 +181,9 @@ mod tests {
             let model = TrainModel::new(config.clone(), params, options).unwrap();
             let saved = model.saved.iter().flat_map(|s| {
                 let [raw_q, raw_k] = &s.raw;
-                let [of_attention, of_mlp] = &s.results;
+                let [attention_out, mlp_out] = &s.results;
                 let all = [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up];
-                all.into_iter().chain([raw_q, raw_k, of_attention, of_mlp, &s.router]).map(Vec::capacity)
+                all.into_iter().chain([raw_q, raw_k, attention_out, mlp_out, &s.router]).map(Vec::capacity)
             });
             let s = &model.scratch;
             let m = &s.mixture;

@@ -274,13 +274,13 @@ impl<'a> Products<'a> {
         let product = |operands: [&Form; 2], dw: &mut [f32]| {
             linear.wgrad_of(operands.map(|form| form.all()), dw, threads);
         };
-        let mut of_scales = Vec::new();
+        let mut scale_grads = Vec::new();
         grads.add(linear.weight(), |dw| match linear.rules().map(|rules| &rules.fprop[1]) {
             Some(rule) if rule.learns() => {
                 let making = self.making(kind, Gemm::Fprop, Side::Right);
                 let weight = Matrix::new(self.params.get(linear.weight()), linear.cols());
                 let count = linear.scales().map_or(0, Range::len);
-                of_scales = forms.learn_w(rule, (weight, making), count, dw, product);
+                scale_grads = forms.learn_w(rule, (weight, making), count, dw, product);
             }
             Some(rule) if rule.passes_back() => {
                 let making = self.making(kind, Gemm::Fprop, Side::Right);
@@ -290,7 +290,7 @@ impl<'a> Products<'a> {
             _ => product(forms.of_wgrad(), dw),
         });
         if let Some(scales) = linear.scales() {
-            grads.add(scales.clone(), |sum| mantissa_kernels::kernels().axpy(1.0, &of_scales, sum));
+            grads.add(scales.clone(), |sum| mantissa_kernels::kernels().axpy(1.0, &scale_grads, sum));
         }
     }
 

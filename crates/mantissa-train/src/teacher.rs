@@ -42,7 +42,7 @@ impl SoftTargets {
         teacher: &[f32],
         logits: &mut [f32],
         target: usize,
-        [p, softened, of_teacher]: &mut [Vec<f32>; 3],
+        [p, softened, teacher_logits]: &mut [Vec<f32>; 3],
         scale: f32,
     ) -> f64 {
         if self == SoftTargets::default() {
@@ -50,9 +50,9 @@ impl SoftTargets {
         }
         let SoftTargets { weight, temperature } = self;
         let (alpha, t) = (weight as f32, temperature as f32);
-        of_teacher.iter_mut().zip(teacher).for_each(|(soft, v)| *soft = v / t);
+        teacher_logits.iter_mut().zip(teacher).for_each(|(soft, v)| *soft = v / t);
         softened.iter_mut().zip(&*logits).for_each(|(soft, z)| *soft = z / t);
-        let soft = divergence(of_teacher, softened, p, 1.0);
+        let soft = divergence(teacher_logits, softened, p, 1.0);
         let nll = kernels().log_softmax_stats(logits).nll(logits[target]);
         let sum = kernels().softmax_numerators(logits, 1.0);
         for (z, soft) in logits.iter_mut().zip(&*softened) {
@@ -144,11 +144,11 @@ impl TrainModel {
         let loss = self.forward_backward_by(batch, targets, scale, |model| {
             let mut loss = Loss::default();
             model.head_backward_of(targets.len(), |_, part, own| {
-                let of_teacher = &mut all[..own.len()];
-                if let Err(error) = hidden.logits(part.clone(), of_teacher) {
+                let teacher_logits = &mut all[..own.len()];
+                if let Err(error) = hidden.logits(part.clone(), teacher_logits) {
                     failed = Some(error);
                 }
-                losses(soft, &targets[part], (of_teacher, own), vocab, scale, &mut loss, threads);
+                losses(soft, &targets[part], (teacher_logits, own), vocab, scale, &mut loss, threads);
             });
             loss
         })?;

@@ -155,7 +155,7 @@ fn stretched(fields: Fields<'_>, outer_theta: f64, rotated: usize) -> Result<Rop
 }
 
 /// Returns the field that names the scaling, and the name.
-fn scaling_name<'a>(fields: Fields<'a>) -> Result<(&'static str, &'a str), ConfigError> {
+fn scaling_name(fields: Fields<'_>) -> Result<(&'static str, &str), ConfigError> {
     match fields.text("rope_type")? {
         Some(name) => Ok(("rope_type", name)),
         None => Ok(("type", fields.text("type")?.unwrap_or("default"))),

@@ -96,7 +96,11 @@ pub(super) struct Task<'a> {
 pub(super) fn written_bytes(plan: &Plan, staged: &Path) -> Result<u64> {
     let files = ModelFiles::open(staged)?;
     let got = match files.gguf() {
-        Some(model) => model.tensors().iter().map(|tensor| tensor.len).sum(),
+        // Numbers of keys are no tensors of the file.
+        Some(model) => {
+            let listed = |name: &str| model.architecture().is_some_and(|row| row.listed_as(name).is_some());
+            model.tensors().iter().filter(|tensor| !listed(&tensor.name)).map(|tensor| tensor.len).sum()
+        }
         None => files.checkpoint().total_bytes(),
     };
     let expected = plan.output_bytes();

@@ -117,6 +117,9 @@ fn every_architecture_verifies() {
         "mqa",
         "qwen2-bias",
         "qwen3-qknorm",
+        "hunyuan",
+        "mamba2",
+        "apertus",
     ] {
         let (model, out) = (tiny.join(name), temp.path().join(format!("{name}.gguf")));
         quantize(&model, "rtn-f16", &out);

@@ -58,8 +58,8 @@ impl Dropout {
     pub(crate) fn mask(self, adapter: usize, p: f64, first: u64, values: &mut [f32]) {
         const PIECE: usize = 1024;
         let Draw { step, batch } = self.draw;
-        let of_step = init::stream(self.seed, step << 16 ^ u64::from(batch));
-        let seed = init::stream(of_step, adapter as u64);
+        let step_seed = init::stream(self.seed, step << 16 ^ u64::from(batch));
+        let seed = init::stream(step_seed, adapter as u64);
         let (below, factor) = ((p * 4_294_967_296.0) as u32, (1.0 / (1.0 - p)) as f32);
         let mut words = [0; PIECE];
         for (i, values) in values.chunks_mut(PIECE).enumerate() {

@@ -114,15 +114,15 @@ impl Lab {
 
     fn switch(&mut self, on: &[usize]) -> Result<(), TrainError> {
         let on: Vec<Site> = on.iter().map(|&i| self.sites[i]).collect();
-        for (layer, of_run) in self.model.layers.iter_mut().zip(&self.layers) {
+        for (layer, run_policy) in self.model.layers.iter_mut().zip(&self.layers) {
             let own: Vec<Site> = on.iter().filter(|site| site.layer == Some(layer.index)).copied().collect();
             let kinds: Vec<LinearKind> = layer.linears().map(|(kind, _)| kind).collect();
             for kind in kinds {
-                let mut policy = mixed(of_run, own.iter().filter(|site| site.is_read_by(kind)));
+                let mut policy = mixed(run_policy, own.iter().filter(|site| site.is_read_by(kind)));
                 // Operands that share an input are rotated alike.
                 for gemm in Gemm::ALL {
                     if own.iter().any(|site| site.gemm == gemm) {
-                        gemm.of_mut(&mut policy).rotation = gemm.of(of_run).rotation;
+                        gemm.of_mut(&mut policy).rotation = gemm.of(run_policy).rotation;
                     }
                 }
                 if let Some(linear) = layer.linear_mut(kind) {

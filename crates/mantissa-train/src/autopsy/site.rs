@@ -102,8 +102,8 @@ impl Site {
             }
         }
         let head = &model.options.policy.head;
-        let of_head = classes.filter(|(gemm, side)| !is_exact(side.of(gemm.of(head))));
-        all.extend(of_head.map(|(gemm, side)| Site { gemm, side, layer: None, kind: LinearKind::Head }));
+        let head_sites = classes.filter(|(gemm, side)| !is_exact(side.of(gemm.of(head))));
+        all.extend(head_sites.map(|(gemm, side)| Site { gemm, side, layer: None, kind: LinearKind::Head }));
         all
     }
 

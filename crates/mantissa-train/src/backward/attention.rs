@@ -85,9 +85,9 @@ impl LayerBackward<'_> {
             let lse = rows(&saved.lse, shape.heads, t..t + 1);
             weights.iter_mut().zip(sinks.iter().zip(lse)).for_each(|(w, (sink, lse))| *w = sink - lse);
             kernels().exp_inplace(&mut weights);
-            let of_heads = rows(&saved.attended, width, t..t + 1).chunks_exact(shape.head_dim);
-            let of_heads = of_heads.zip(rows(&s.d_attended, width, t..t + 1).chunks_exact(shape.head_dim));
-            for ((sum, weight), (out, d_out)) in sum.iter_mut().zip(&weights).zip(of_heads) {
+            let heads = rows(&saved.attended, width, t..t + 1).chunks_exact(shape.head_dim);
+            let heads = heads.zip(rows(&s.d_attended, width, t..t + 1).chunks_exact(shape.head_dim));
+            for ((sum, weight), (out, d_out)) in sum.iter_mut().zip(&weights).zip(heads) {
                 *sum -= f64::from(*weight) * f64::from(kernels().dot(out, d_out));
             }
         }
@@ -228,7 +228,7 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
         let Group { lens, mut first, mut dq, mut dk, mut dv, scores } = group;
         for &len in lens {
             let span = first..first + len;
-            let of_sequence = AttentionSaved {
+            let sequence_saved = AttentionSaved {
                 q: rows(&saved.q, query, span.clone()),
                 k: rows(&saved.k, key, span.clone()),
                 v: rows(&saved.v, key, span.clone()),
@@ -241,7 +241,7 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
             kernels().attention_causal_backward(
                 shape,
                 layer.flow.attention().softcap(),
-                of_sequence,
+                sequence_saved,
                 dout,
                 grads,
                 scores,

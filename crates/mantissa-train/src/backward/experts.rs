@@ -233,14 +233,14 @@ fn propagate(
     let output = [products.own_output(down, &e.dy[..n * d])];
     products.prepare_dgrad(forms, &output);
     products.dgrad(forms, &output, 0..n, &mut e.inner[..n * width], false, threads);
-    let (of_gate, of_up) = (&mut e.gate[..n * width], &mut e.up[..n * width]);
+    let (gate_grad, up_grad) = (&mut e.gate[..n * width], &mut e.up[..n * width]);
     products.profile.time(Part::GateBackward, || {
-        layer.flow.activate_backward([0.0; 4], of_gate, of_up, &mut e.inner[..n * width]);
+        layer.flow.activate_backward([0.0; 4], gate_grad, up_grad, &mut e.inner[..n * width]);
     });
     if let Some(grads) = grads.as_deref_mut() {
         products.wgrad(forms, Input::own(&e.inner[..n * width]), &output, grads);
     }
-    let outputs = [products.own_output(gate, of_gate), products.own_output(up, of_up)];
+    let outputs = [products.own_output(gate, gate_grad), products.own_output(up, up_grad)];
     if let Some(grads) = grads {
         products.wgrad(forms, Input::own(&e.x[..n * d]), &outputs, grads);
     }

@@ -35,31 +35,31 @@ impl LayerBackward<'_> {
         let d_out = self.branch(NormKind::AfterMlp);
         self.remake(NormKind::Post);
         // Moved out, because the rest of scratch and activations is borrowed mutably below.
-        let [mut of_out, mut of_gate, mut of_up] = std::mem::take(&mut self.s.rounded);
+        let [mut out_operand, mut gate_operand, mut up_operand] = std::mem::take(&mut self.s.rounded);
         let (mut forms, mut wide) = (std::mem::take(&mut self.s.forms), std::mem::take(&mut self.s.wide));
         let (mut gate, mut up) = (std::mem::take(&mut self.saved.gate), std::mem::take(&mut self.saved.up));
-        let down = [products.output(LinearKind::Down, &d_out[..tokens * d], &mut of_out)];
+        let down = [products.output(LinearKind::Down, &d_out[..tokens * d], &mut out_operand)];
         products.prepare_dgrad(&mut forms, &down);
-        let of_both = [&mut of_gate, &mut of_up];
-        let inner = GateUp { gate: &mut gate, up: &mut up, rounded: of_both, wide: &mut wide };
+        let gate_up_operands = [&mut gate_operand, &mut up_operand];
+        let inner = GateUp { gate: &mut gate, up: &mut up, rounded: gate_up_operands, wide: &mut wide };
         self.inner(&forms, &down, inner);
-        let (of_gate_values, of_up_values) = (&gate[..tokens * ffn], &up[..tokens * ffn]);
+        let (gate_grad, up_grad) = (&gate[..tokens * ffn], &up[..tokens * ffn]);
         let outputs = match self.layer.mlp {
             MlpForm::Gated => vec![
-                products.rounded_output(LinearKind::Gate, of_gate_values, &of_gate),
-                products.rounded_output(LinearKind::Up, of_up_values, &of_up),
+                products.rounded_output(LinearKind::Gate, gate_grad, &gate_operand),
+                products.rounded_output(LinearKind::Up, up_grad, &up_operand),
             ],
             MlpForm::GatedJoined => {
                 let joined = &mut wide[..2 * tokens * ffn];
-                let parts = of_gate_values.chunks_exact(ffn).zip(of_up_values.chunks_exact(ffn));
+                let parts = gate_grad.chunks_exact(ffn).zip(up_grad.chunks_exact(ffn));
                 for (joined, (gate, up)) in joined.chunks_exact_mut(2 * ffn).zip(parts) {
                     joined[..ffn].copy_from_slice(gate);
                     joined[ffn..].copy_from_slice(up);
                 }
-                vec![products.output(LinearKind::GateUp, joined, &mut of_gate)]
+                vec![products.output(LinearKind::GateUp, joined, &mut gate_operand)]
             }
             // The one projection is where a gate would be.
-            MlpForm::Plain => vec![products.output(LinearKind::Up, of_gate_values, &mut of_gate)],
+            MlpForm::Plain => vec![products.output(LinearKind::Up, gate_grad, &mut gate_operand)],
         };
         if self.wanted.weights() {
             let [_, _, normed, inner] = &self.saved.inputs;
@@ -71,7 +71,7 @@ impl LayerBackward<'_> {
         products.prepare_dgrad(&mut forms, &outputs);
         self.give_back(d_out);
         self.enter_backward(NormKind::Post, &forms, &outputs);
-        (self.s.rounded, self.s.forms, self.s.wide) = ([of_out, of_gate, of_up], forms, wide);
+        (self.s.rounded, self.s.forms, self.s.wide) = ([out_operand, gate_operand, up_operand], forms, wide);
         (self.saved.gate, self.saved.up) = (gate, up);
     }
 
@@ -81,11 +81,11 @@ impl LayerBackward<'_> {
         let ffn = layer.linear(LinearKind::Down).cols();
         let norm = layer.norm(NormKind::MlpSub);
         let values = norm.map(|norm| norm.values(self.params));
-        let GateUp { gate, up, rounded: [of_gate, of_up], wide } = of;
+        let GateUp { gate, up, rounded: [gate_operand, up_operand], wide } = of;
         let cut = parts(self.tokens, PART);
         let pieces = cut.clone().zip(rows_mut(gate, ffn, cut.clone())).zip(rows_mut(up, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut self.s.inner, ffn, cut.clone()));
-        let pieces = pieces.zip(of_gate.parts(ffn, cut.clone()).zip(of_up.parts(ffn, cut.clone())));
+        let pieces = pieces.zip(gate_operand.parts(ffn, cut.clone()).zip(up_operand.parts(ffn, cut.clone())));
         // Without a norm, its partial gradients and scratch have no values.
         let partial = norm.map_or(0, crate::norm::NormOp::partial);
         let partials = rows_mut(&mut self.s.partials, partial, cut.clone().map(|_| 0..1));

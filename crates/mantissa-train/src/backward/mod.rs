@@ -129,13 +129,13 @@ impl<'a> LayerBackward<'a> {
 
     /// Norm before a half, and the states it reads: `kind` is [`NormKind::Input`] or [`NormKind::Post`].
     fn entrance(&self, kind: NormKind) -> (Option<NormKind>, bool) {
-        let of_middle = kind == NormKind::Post && !self.layer.is_parallel();
+        let reads_middle = kind == NormKind::Post && !self.layer.is_parallel();
         let norm = match self.layer.places {
             NormPlaces::After => None,
             NormPlaces::ParallelShared => Some(NormKind::Input),
             _ => Some(kind),
         };
-        (norm, of_middle)
+        (norm, reads_middle)
     }
 
     /// Makes the input of a half in `normed`, if it was not saved: its norm's output, or the residual stream.
@@ -147,8 +147,8 @@ impl<'a> LayerBackward<'a> {
             return;
         }
         let n = self.tokens * self.hidden;
-        let (norm, of_middle) = self.entrance(kind);
-        let x = if of_middle { &self.saved.middle[..n] } else { &self.saved.residual[..n] };
+        let (norm, reads_middle) = self.entrance(kind);
+        let x = if reads_middle { &self.saved.middle[..n] } else { &self.saved.residual[..n] };
         let to = &mut self.s.normed[..n];
         self.profile.time(Part::Norm, || match norm.and_then(|kind| self.layer.norm(kind)) {
             Some(norm) => norm.run(self.params, x, to, &mut Operand::default(), self.threads),
@@ -160,14 +160,14 @@ impl<'a> LayerBackward<'a> {
     /// residual stream. Without `outputs`, `d_normed` holds the gradient of the half's input.
     fn enter_backward(&mut self, kind: NormKind, forms: &Forms, outputs: &[OutputGradient<'_>]) {
         let (d, tokens, products) = (self.hidden, self.tokens, self.products());
-        let (_, of_middle) = self.entrance(kind);
+        let (_, reads_middle) = self.entrance(kind);
         let shared = self.layer.places == NormPlaces::ParallelShared;
         // The MLP's share waits for that of the attention, which passes both through the common norm.
         let (waits, accumulate) = (shared && kind == NormKind::Post, shared && kind == NormKind::Input);
         let norm = self.layer.norm(kind);
         let values = norm.map(|norm| norm.values(self.params));
         let (saved, s) = (&*self.saved, &mut *self.s);
-        let x = if of_middle { &saved.middle } else { &saved.residual };
+        let x = if reads_middle { &saved.middle } else { &saved.residual };
         let cut = parts(tokens, PART);
         let pieces = cut.clone().zip(rows_mut(&mut s.d_normed, d, cut.clone()));
         let partial = norm.map_or(0, crate::norm::NormOp::partial);

@@ -310,10 +310,10 @@ mod tests {
         assert_eq!(file.add_file(&path, &TextFormat::Text { split: None }).unwrap(), 1);
         let mut document = WordCounts::new(1, u64::MAX);
         document.add(text.trim()).unwrap();
-        let of_file = sorted(file);
-        assert_eq!(of_file, sorted(document));
+        let file_counts = sorted(file);
+        assert_eq!(file_counts, sorted(document));
         let whole = counted(&[text.trim()]);
-        assert!(of_file.iter().map(|(word, n)| (word.to_string(), *n)).eq(whole));
+        assert!(file_counts.iter().map(|(word, n)| (word.to_string(), *n)).eq(whole));
     }
 
     #[test]

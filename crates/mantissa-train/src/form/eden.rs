@@ -52,8 +52,8 @@ fn correction(x: &[f32], q: &[f32], scales: &[f32], width: usize, outer: f32) ->
     let square: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
     let blocks = x.chunks_exact(width).zip(q.chunks_exact(width)).zip(scales);
     let product = |(x, q): (&f32, &f32)| f64::from(*x) * f64::from(*q);
-    let of_block = blocks.map(|((x, q), s)| f64::from(*s) * x.iter().zip(q).map(product).sum::<f64>());
-    let both = of_block.sum::<f64>() * f64::from(outer);
+    let block_products = blocks.map(|((x, q), s)| f64::from(*s) * x.iter().zip(q).map(product).sum::<f64>());
+    let both = block_products.sum::<f64>() * f64::from(outer);
     if both > 0.0 { square / both } else { 1.0 }
 }
 

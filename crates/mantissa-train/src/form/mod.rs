@@ -99,8 +99,8 @@ impl Form {
 
     /// Bytes of [`new`](Self::new).
     pub(crate) fn bytes(storage: Storage, values: usize, lines: usize) -> u64 {
-        let of_scales = 4 * (storage.scales(values, lines) as u64 + lines as u64);
-        storage.bytes().saturating_mul(values as u64).saturating_add(of_scales)
+        let scale_bytes = 4 * (storage.scales(values, lines) as u64 + lines as u64);
+        storage.bytes().saturating_mul(values as u64).saturating_add(scale_bytes)
     }
 
     /// Bytes allocated.
@@ -234,9 +234,9 @@ impl Form {
                 let scaled = line.chunks_mut(unit).zip(&scales[i * units..][..units]);
                 scaled.for_each(|(line, scale)| line.iter_mut().for_each(|x| *x *= scale));
             }
-            let of_line = all.factors.map_or(1.0, |factors| factors[i]);
-            if self.factor != 1.0 || of_line != 1.0 {
-                line.iter_mut().for_each(|x| *x = *x * of_line * self.factor);
+            let line_factor = all.factors.map_or(1.0, |factors| factors[i]);
+            if self.factor != 1.0 || line_factor != 1.0 {
+                line.iter_mut().for_each(|x| *x = *x * line_factor * self.factor);
             }
         }
     }

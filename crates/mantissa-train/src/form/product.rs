@@ -42,10 +42,10 @@ pub(crate) fn product(a: FormRef<'_>, b: FormRef<'_>, out: &mut [f32], accumulat
     let mut product = PRODUCT.take();
     let mut first = 0;
     for part in mantissa_model::flow::parts(m, ROWS) {
-        let of_part = &mut out[part.start * n..part.end * n];
-        product.resize(of_part.len(), 0.0);
+        let part_out = &mut out[part.start * n..part.end * n];
+        product.resize(part_out.len(), 0.0);
         gemm(a.slice(part.clone()), b, &mut product, false);
-        for (i, (row, from)) in of_part.chunks_exact_mut(n).zip(product.chunks_exact(n)).enumerate() {
+        for (i, (row, from)) in part_out.chunks_exact_mut(n).zip(product.chunks_exact(n)).enumerate() {
             let by = factor * a.factors.map_or(1.0, |factors| factors[first + i]);
             match b.factors {
                 Some(factors) => {
@@ -97,13 +97,13 @@ fn emulated(a: FormRef<'_>, b: FormRef<'_>, out: &mut [f32], accumulate: bool) {
         |form: &FormRef<'_>, line: usize, u: usize| form.scales.map_or(1.0, |(_, all)| all[line * units + u]);
     let factor = a.factor * b.factor;
     for (i, (x, out)) in left.chunks_exact(k).zip(out.chunks_exact_mut(n)).enumerate() {
-        let of_row = factor * a.factors.map_or(1.0, |factors| factors[i]);
+        let row_factor = factor * a.factors.map_or(1.0, |factors| factors[i]);
         for (j, (y, out)) in right.chunks_exact(k).zip(out).enumerate() {
             let blocks = x.chunks(unit).zip(y.chunks(unit)).enumerate();
             let sum = blocks.fold(0f32, |sum, (u, (x, y))| {
                 (scale(&a, i, u) * scale(&b, j, u)).mul_add(a.accumulator.dot(x, y), sum)
             });
-            let value = sum * of_row * b.factors.map_or(1.0, |factors| factors[j]);
+            let value = sum * row_factor * b.factors.map_or(1.0, |factors| factors[j]);
             *out = if accumulate { *out + value } else { value };
         }
     }

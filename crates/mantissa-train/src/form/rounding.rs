@@ -120,8 +120,8 @@ impl Rounder {
         let mut values = vec![0.0; k];
         let units = to.scales.len() / to.factors.len().max(1);
         let lines = exact.chunks_exact(k).zip(rounded.chunks_exact(k)).zip(&*to.factors);
-        for (i, ((exact, rounded), of_line)) in lines.enumerate() {
-            let factor = of_line * shared.factor;
+        for (i, ((exact, rounded), line_factor)) in lines.enumerate() {
+            let factor = line_factor * shared.factor;
             values.iter_mut().zip(rounded).for_each(|(value, q)| *value = q * factor);
             let width = self.fast.map_or(k, |fast| block_shape(fast, k).1);
             if units == k.div_ceil(width) {
@@ -147,8 +147,8 @@ impl Rounder {
     /// with NaN or infinity stays as it is.
     pub(crate) fn reference(&self, x: &mut [f32], k: usize, amax: Option<f32>, seed: u64) {
         let mut scheme = self.scheme.clone();
-        if let Rounding::Stochastic { seed: of_step } = &mut scheme.encoder.rounding {
-            *of_step = seed;
+        if let Rounding::Stochastic { seed: scheme_seed } = &mut scheme.encoder.rounding {
+            *scheme_seed = seed;
         }
         // The only possible failures are non-finite values, which show in the product, and shapes, which were
         // checked when the operand was made.

@@ -203,26 +203,26 @@ impl Rule {
     }
 
     /// Brings the gradient `[lines, k]` with respect to the operand to that of the values it was made from, `source`, and
-    /// adds the gradients of its learned scales to `of_scales`.
+    /// adds the gradients of its learned scales to `scale_grads`.
     pub(crate) fn learn(
         &self,
         source: Source<'_>,
         gradient: &mut [f32],
         making: Making<'_>,
-        of_scales: &mut [f32],
+        scale_grads: &mut [f32],
     ) {
         let (lines, k) = source.shape();
         let learned = self.learned.as_ref().and_then(|operand| LearnedScales::of(operand));
         let (Some(learned), Some(scales), true) = (learned, making.scales, lines * k > 0) else { return };
-        let (scales, blocks) = (scales.widened(), of_scales.len() / lines);
-        let pieces = gradient.chunks_mut(LINES * k).zip(of_scales.chunks_mut(LINES * blocks)).enumerate();
-        for_each(making.threads, pieces, |(i, (gradient, of_scales))| {
+        let (scales, blocks) = (scales.widened(), scale_grads.len() / lines);
+        let pieces = gradient.chunks_mut(LINES * k).zip(scale_grads.chunks_mut(LINES * blocks)).enumerate();
+        for_each(making.threads, pieces, |(i, (gradient, scale_grads))| {
             with_band(gradient.len(), |values| {
                 source.lines(i * LINES, values);
                 let own = scales[i * LINES * blocks..].chunks_exact(blocks);
-                let rows = gradient.chunks_exact_mut(k).zip(of_scales.chunks_exact_mut(blocks)).zip(own);
-                for (values, ((gradient, of_scales), scales)) in values.chunks_exact(k).zip(rows) {
-                    learned.pull_back(values, scales, gradient, of_scales);
+                let rows = gradient.chunks_exact_mut(k).zip(scale_grads.chunks_exact_mut(blocks)).zip(own);
+                for (values, ((gradient, scale_grads), scales)) in values.chunks_exact(k).zip(rows) {
+                    learned.pull_back(values, scales, gradient, scale_grads);
                 }
             });
         });

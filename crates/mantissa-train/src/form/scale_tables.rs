@@ -34,8 +34,8 @@ impl ByAmax {
     ) {
         amax.iter_mut().for_each(|amax| *amax = *amax * headroom * self.multiplier);
         for ((raw, step), scale) in amax.iter().zip(steps).zip(scales) {
-            let (by, of_block) = self.blocks[usize::from(e4m3_code(*raw)) & 127];
-            (*step, *scale) = (KernelStep::Multiply(by), of_block);
+            let (by, block_scale) = self.blocks[usize::from(e4m3_code(*raw)) & 127];
+            (*step, *scale) = (KernelStep::Multiply(by), block_scale);
         }
     }
 }
@@ -70,7 +70,7 @@ impl Powers {
             let scale = e8m0::decode(block.scale as u8);
             (block.step() == Step::Divide(scale)).then_some(block.scale as u8)
         };
-        let of_binade = |field: u32| {
+        let binade = |field: u32| {
             let (first, last) = (field << 23, (field << 23) + 0x007f_ffff);
             let (low, high) = (code(first)?, code(last)?);
             // The least bits whose code is greater.
@@ -81,7 +81,7 @@ impl Powers {
             }
             (high <= low + 1).then_some((low, if high > low { above } else { u32::MAX }))
         };
-        Some(Powers { codes: (0..255).map(of_binade).collect::<Option<_>>()? })
+        Some(Powers { codes: (0..255).map(binade).collect::<Option<_>>()? })
     }
 
     /// Writes steps and scales of blocks with these largest magnitudes.

@@ -91,12 +91,12 @@ impl<'a> Band<'a> {
             }
             return;
         }
-        let of_tensor = match (shared.multiplier, shared.block) {
+        let tensor_step = match (shared.multiplier, shared.block) {
             (Some(multiplier), _) => Some(KernelStep::Multiply(multiplier)),
             (_, Some(block)) => Some(kernel_step(block.step())),
             _ => None,
         };
-        if let Some(step) = of_tensor {
+        if let Some(step) = tensor_step {
             self.steps.fill(step);
             return self.scales.fill(1.0);
         }
@@ -117,13 +117,13 @@ impl<'a> Band<'a> {
             }
             return;
         }
-        let [all, of_line] = &mut self.amax;
+        let [all, line_amax] = &mut self.amax;
         for (i, line) in lines.chunks_exact(k).enumerate() {
             if i == 0 {
                 kernels().group_amax(line, width, all);
             } else {
-                kernels().group_amax(line, width, of_line);
-                all.iter_mut().zip(&*of_line).for_each(|(a, b)| *a = if *b > *a { *b } else { *a });
+                kernels().group_amax(line, width, line_amax);
+                all.iter_mut().zip(&*line_amax).for_each(|(a, b)| *a = if *b > *a { *b } else { *a });
             }
         }
         if let Some(by_amax) = &shared.by_amax {

@@ -103,12 +103,12 @@ impl FrozenWeight {
             elements.saturating_mul(unit)
         };
         let blocks = format.blocks().count(rows, cols);
-        let of_scales = format.scale().map_or(0, |tree| {
+        let scale_bytes = format.scale().map_or(0, |tree| {
             let nested = tree.nested().map_or(0, |(nested, _)| 4 * nested.count(1, blocks));
             blocks * tree.code.unit_bytes() + nested + if tree.tensor_wide().is_some() { 4 } else { 0 }
         });
         let offsets = if format.has_zero() || format.has_bias() { 4 * blocks } else { 0 };
-        (codes + of_scales + offsets) as u64
+        (codes + scale_bytes + offsets) as u64
     }
 
     /// Rows and columns.

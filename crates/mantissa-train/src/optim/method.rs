@@ -109,9 +109,9 @@ impl State {
     /// Returns the same arrays for restoring.
     pub(crate) fn arrays_mut(&mut self) -> Vec<(String, ArrayMut<'_>)> {
         let (mut moments, mut scales) = (Vec::new(), Vec::new());
-        for [codes, of_codes] in self.moments.iter_mut().map(Moment::arrays_mut) {
+        for [codes, moment_scales] in self.moments.iter_mut().map(Moment::arrays_mut) {
             moments.extend(codes);
-            scales.extend(of_codes);
+            scales.extend(moment_scales);
         }
         moments.extend(scales);
         let others = self.arrays.iter_mut();
@@ -203,9 +203,9 @@ impl Target<'_> {
         let weights = weights.zip(self.master.pieces(range.clone(), PIECE));
         let (grads, counts, t) = (self.grads, self.counts, self.t);
         let pieces = range.clone().step_by(PIECE).zip(weights).map(|(first, (working, master))| {
-            let of_piece: Vec<_> = moments.iter_mut().filter_map(Iterator::next).collect();
+            let piece_moments: Vec<_> = moments.iter_mut().filter_map(Iterator::next).collect();
             let grads = grads.get(first..range.end.min(first + PIECE));
-            (first, working, master, grads, of_piece)
+            (first, working, master, grads, piece_moments)
         });
         let failed = Mutex::new(None);
         let buffers = || [PageBuffer::default(), PageBuffer::default()];

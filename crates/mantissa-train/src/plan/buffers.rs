@@ -127,8 +127,22 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
     let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
     let layer = |layer| {
         let mixed = has_experts(config, layer);
-        let [residual, q, k, v, attended, lse, middle, gate, up, raw_q, raw_k, of_attention, of_mlp, router] =
-            arrays(sizes.saved(mixed))?;
+        let [
+            residual,
+            q,
+            k,
+            v,
+            attended,
+            lse,
+            middle,
+            gate,
+            up,
+            raw_q,
+            raw_k,
+            attention_out,
+            mlp_out,
+            router,
+        ] = arrays(sizes.saved(mixed))?;
         Some(Saved {
             residual,
             q,
@@ -140,7 +154,7 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
             gate,
             up,
             raw: [raw_q, raw_k],
-            results: [of_attention, of_mlp],
+            results: [attention_out, mlp_out],
             router,
             choices: choices(if mixed { sizes.choices() } else { 0 })?,
             inputs: operands(sizes.inputs(mixed))?,

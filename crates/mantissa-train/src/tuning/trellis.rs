@@ -65,13 +65,13 @@ impl Continuous for ChannelScales {
         let mut sums = vec![0.0f64; self.start.len()];
         let rows = dw.chunks_exact(cols).zip(self.inner.chunks_exact(cols)).zip(v);
         for (row, ((dw, inner), v)) in rows.enumerate() {
-            let mut of_row = 0.0;
+            let mut row_sum = 0.0;
             for (col, ((g, inner), u)) in dw.iter().zip(inner).zip(u).enumerate() {
                 let product = f64::from(*g) * f64::from(*inner);
                 sums[col] += product * f64::from(*v);
-                of_row += product * f64::from(*u);
+                row_sum += product * f64::from(*u);
             }
-            sums[self.quantized.cols + row] = of_row;
+            sums[self.quantized.cols + row] = row_sum;
         }
         out.fill(0.0);
         for (i, (sum, start)) in sums.iter().zip(&self.start).enumerate() {

@@ -20,6 +20,9 @@ const MAX_TEXT: u64 = 1 << 16;
 /// Arrays within arrays, at most.
 const MAX_DEPTH: u32 = 4;
 
+/// Most layers of a model.
+const MAX_LAYERS: u64 = 10_000;
+
 /// Keys with a number for each layer in place of tensors, by architecture.
 const LISTED: [(&str, &[&str]); 1] =
     [("apertus", &["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"])];
@@ -130,7 +133,7 @@ impl GgufFile {
         let own = LISTED.iter().filter(|(name, _)| *name == architecture);
         for key in own.flat_map(|(_, keys)| keys.iter()) {
             let Some(&Key::Floats { start, count }) = self.keys.get(*key) else { continue };
-            for layer in 0..count.min(layers) {
+            for layer in 0..count.min(layers).min(MAX_LAYERS) {
                 let (dims, start) = (vec![1], start + 4 * layer);
                 let tensor = Tensor { ty: BlockType::F32, file: 0, dims, start, bytes: 4 };
                 self.tensors.insert(format!("blk.{layer}.{key}"), tensor);

@@ -14,12 +14,14 @@ pub(super) fn add(
     header: &mut GgufHeader,
     files: &mut Vec<SafeTensors>,
 ) -> Result<()> {
+    /// Largest number of layers.
+    const MOST: u64 = 10_000;
     let layers = header.metadata.uint(&format!("{}.block_count", architecture.name))?.unwrap_or(0);
     let mut tensors = Vec::new();
     for key in architecture.listed {
         let Some((start, count)) = header.metadata.floats(key) else { continue };
-        if count as u64 != layers {
-            let allowed = format!("{layers}, one for each layer");
+        if count as u64 != layers || layers > MOST {
+            let allowed = format!("{}, one for each layer", layers.min(MOST));
             return Err(header.metadata.fault(key, format!("{count} numbers"), allowed));
         }
         tensors.extend((0..count).map(|layer| GgufTensor {
@@ -37,8 +39,6 @@ pub(super) fn add(
     let first = files.remove(0);
     let all = first.tensors().iter().cloned().chain(stored).collect();
     files.insert(0, first.with_tensors(all));
-    match header.extend(tensors) {
-        Ok(()) => Ok(()),
-        Err(name) => Err(header.metadata.fault(&name, "a tensor", "a key alone")),
-    }
+    let added = header.extend(tensors);
+    added.map_err(|name| header.metadata.fault(&name, "a tensor", "a key alone"))
 }

@@ -83,9 +83,9 @@ impl Line {
             (None, Some(prompt @ Value::Array(_)), Some(completion @ Value::Array(_)), None) => {
                 let (mut messages, counted) = conversation("prompt", prompt)?;
                 let mut counted = vec![false; counted.len()];
-                let (answers, of_answers) = conversation("completion", completion)?;
+                let (answers, answer_counts) = conversation("completion", completion)?;
                 messages.extend(answers);
-                counted.extend(of_answers);
+                counted.extend(answer_counts);
                 counting(messages, counted)
             }
             (None, None, None, Some(Value::String(text))) if !text.is_empty() => Ok(Line::Text(text)),
