@@ -56,7 +56,7 @@ impl CodecId {
 
 fn unpack_mxfp4(block: &[u8], out: &mut Quantized) {
     out.scales.push(block[0].into());
-    half_split(&block[1..], &mut out.codes, |code| code.into());
+    half_split(&block[1..], &mut out.codes, u32::from);
 }
 
 fn unpack_nvfp4(block: &[u8], out: &mut Quantized) {
@@ -64,7 +64,7 @@ fn unpack_nvfp4(block: &[u8], out: &mut Quantized) {
         // llama.cpp ignores the sign and decodes NaN as 0.
         let scale = u32::from(scale & 0x7f);
         out.scales.push(if scale == 0x7f { 0 } else { scale });
-        half_split(nibbles, &mut out.codes, |code| code.into());
+        half_split(nibbles, &mut out.codes, u32::from);
     }
 }
 
