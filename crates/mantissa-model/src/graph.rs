@@ -339,6 +339,7 @@ mod tests {
             );
             let norm = names.contains("model.layers.0.self_attn.k_norm.weight");
             let normed = [
+                "apertus",
                 "qwen3",
                 "exaone4",
                 "exaone_moe",
