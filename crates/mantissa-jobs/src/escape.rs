@@ -8,7 +8,7 @@ use mantissa_store::shown::misleads;
 /// Longest line, in bytes.
 const MAX_LINE: usize = 4000;
 
-/// Returns `text` as one line: its lines joined, misleading characters escaped, cut to [`MAX_LINE`].
+/// Returns `text` as one line: its lines joined, misleading characters escaped, cut to `MAX_LINE`.
 pub fn line(text: &str) -> String {
     let lines = text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty());
     let mut out = Vec::new();
@@ -20,7 +20,7 @@ pub fn line(text: &str) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Writer that escapes misleading characters except line breaks, and cuts lines to [`MAX_LINE`].
+/// Writer that escapes misleading characters except line breaks, and cuts lines to `MAX_LINE`.
 pub struct Escaping<W> {
     out: W,
     /// Start of a character of which more bytes follow.

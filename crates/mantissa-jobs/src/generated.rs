@@ -22,7 +22,7 @@ const PROMPT: usize = 8;
 const GREEDY: usize = 4;
 
 /// Generates `count` samples of `length` tokens by the model in `source`, without any text: each begins with a random
-/// token of the vocabulary, after the begin-of-text token if the model has one, goes on greedily for [`GREEDY`] tokens
+/// token of the vocabulary, after the begin-of-text token if the model has one, goes on greedily for `GREEDY` tokens
 /// and is then drawn from the model's probabilities. `seed` decides all draws.
 ///
 /// # Errors

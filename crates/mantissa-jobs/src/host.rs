@@ -210,7 +210,7 @@ impl Host {
     }
 
     /// Returns a ceiling that accepts work of `needs` bytes, the smallest one unless texts were read: they count
-    /// with [`TEXTS_VARY`] more than this process holds, because a second process may hold more.
+    /// with `TEXTS_VARY` more than this process holds, because a second process may hold more.
     pub fn least_memory(&self, needs: u64) -> u64 {
         match self.texts.load(Ordering::Relaxed) {
             0 => needs,

@@ -38,9 +38,13 @@ impl RecipeText {
         })
     }
 
-    /// Returns the recipe under the name of its file, without the folder.
+    /// Returns the recipe under the name of its file, without the folder; names of built-in recipes in small letters, as
+    /// every spelling of one makes the same bytes.
     #[must_use]
     pub fn without_place(&self) -> Self {
+        if self.text.is_none() {
+            return RecipeText { name: self.name.to_lowercase(), text: None };
+        }
         let name = std::path::Path::new(&self.name).file_name().and_then(|name| name.to_str());
         RecipeText { name: name.unwrap_or(&self.name).to_owned(), text: self.text.clone() }
     }

@@ -1,7 +1,7 @@
 //! Training runs: their folder, data and checkpoints, the train loop, and what is written at the end.
 //!
-//! A run is a folder that it owns ([`run_folder`]). It is set up from settings ([`setup`]), makes its tokens once
-//! ([`source`]), and trains with a log and checkpoints ([`train_loop`]), so that a run that was stopped or killed resumes to
+//! A run is a folder that it owns (`run_folder`). It is set up from settings (`setup`), makes its tokens once
+//! (`source`), and trains with a log and checkpoints (`train_loop`), so that a run that was stopped or killed resumes to
 //! the same bits.
 
 mod autopsy;

@@ -247,10 +247,10 @@ fn another_source_another_result_and_a_hostile_record_are_refused() {
         assert!(error.contains(message), "{key}: {error}");
     }
     // The command line names the place, not the record.
-    let elsewhere = temp.path().join("elsewhere");
+    let (elsewhere, made) = (temp.path().join("elsewhere"), temp.path().join("made"));
     write(&|new| new["rebuild"]["out"] = json!(elsewhere));
-    succeed(&["rebuild", text(&path), "--source", "demo", "--out", text(&again), "--quiet"]);
-    assert!(again.exists() && !elsewhere.exists());
+    succeed(&["rebuild", text(&path), "--source", "demo", "--out", text(&made), "--quiet"]);
+    assert!(made.exists() && !elsewhere.exists());
     write(&|new| drop(new.as_object_mut().unwrap().remove("rebuild")));
     let error = rebuild(2, "demo");
     assert!(error.contains("rebuild"), "{error}");
