@@ -326,7 +326,7 @@ fn child() {
 
 fn child_command(shell: &str, out: &Path) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("{shell} exec \"$0\" --exact child --ignored")]);
+    command.args(["-c", &format!("{shell} exec \"$0\" --exact commit::child --ignored")]);
     command.arg(std::env::current_exe().unwrap()).env(CHILD_OUT, out);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
