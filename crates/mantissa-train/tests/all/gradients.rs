@@ -1,5 +1,5 @@
 //! Gradients against differences of the loss, and their bits at every thread count.
-use crate::common::{batch, bits, data, name, options, plain, train_model, trainable};
+use crate::common::{batch, bits, data, name, one, options, plain, train_model, trainable};
 use mantissa_model::load_config;
 use mantissa_model::{Batch, Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind};
 use mantissa_num::parse_activation;
@@ -67,7 +67,8 @@ fn gradients_are_the_slopes_of_the_loss() {
                     (at(h) - at(-h)) / (2.0 * h)
                 };
                 // Richardson extrapolation: the error of order h² cancels between two steps.
-                let h = 1e-2;
+                // A steep loss is curved too (apertus: a gradient of norm 223), so that its step is shorter.
+                let h = f64::min(1e-2, 0.2 / whole);
                 let got = (4.0 * slope(h) - slope(2.0 * h)) / 3.0;
                 let bound = 2e-3 * norm + 2e-5 * whole;
                 assert!(
@@ -142,7 +143,7 @@ fn thread_counts_change_no_bit() {
 /// The gradients of two batches add up to that of both together; tokens without a target contribute nothing.
 #[test]
 fn gradients_accumulate() {
-    let dir = &trainable()[0];
+    let dir = &one();
     let mut model = train_model(dir, 1).unwrap();
     let (tokens, lens) = batch(dir, 200);
     let whole = Batch { tokens: &tokens, lens: &lens };
@@ -171,7 +172,7 @@ fn gradients_accumulate() {
 
 #[test]
 fn wrong_batches_are_refused() {
-    let mut model = train_model(&trainable()[0], 1).unwrap();
+    let mut model = train_model(&one(), 1).unwrap();
     let vocab = u32::try_from(model.config().vocab_size).unwrap();
     let mut run = |tokens: &[u32], lens: &[usize], targets: &[u32]| {
         let before = bits(&model.gradients().to_f32());
@@ -199,7 +200,7 @@ fn wrong_batches_are_refused() {
 
 #[test]
 fn a_non_finite_gradient_changes_nothing() {
-    let dir = &trainable()[0];
+    let dir = &one();
     let mut model = train_model(dir, 1).unwrap();
     let mut optimizer = AdamW::new(model.parameters(), &Policy::fp32(), AdamWOptions::default()).unwrap();
     let (tokens, lens) = batch(dir, 70);

@@ -1,5 +1,5 @@
 //! Learned scales of weights (LSQ): their gradients through a whole model, and runs that stop and resume.
-use crate::common::{batch, bits, options, trainable};
+use crate::common::{batch, bits, one, options};
 use mantissa_model::{Batch, ModelConfig, load_config};
 use mantissa_num::Scheme;
 use mantissa_store::Output;
@@ -30,7 +30,7 @@ fn bounds(scheme: &str) -> (f64, f64) {
 /// a model in f32 with these weights.
 #[test]
 fn gradients_follow_from_those_of_the_rounded_weights() {
-    let dir = &trainable()[0];
+    let dir = &one();
     let files = ModelFiles::open(dir).unwrap();
     let config = load_config(&files).unwrap();
     let (tokens, lens) = batch(dir, 200);

@@ -1,5 +1,5 @@
 //! Precision policies on a tiny model: what their gradients keep, what their updates keep, what they take in memory.
-use crate::common::{batch, bits, options, trainable};
+use crate::common::{batch, bits, one, options};
 use mantissa_model::{Batch, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::blockwise::BlockwiseRule;
@@ -9,7 +9,7 @@ use mantissa_train::{
 };
 
 fn model(policy: &Policy, threads: usize) -> (TrainModel, Parameters) {
-    let files = ModelFiles::open(&trainable()[0]).unwrap();
+    let files = ModelFiles::open(&one()).unwrap();
     let config = mantissa_model::load_config(&files).unwrap();
     let params = Parameters::load(&files, &config).unwrap();
     let options = Options { policy: policy.clone(), ..options(threads) };
@@ -24,7 +24,7 @@ struct Text {
 }
 
 fn text(count: usize) -> Text {
-    let (tokens, lens) = batch(&trainable()[0], count);
+    let (tokens, lens) = batch(&one(), count);
     let targets = next_token_targets(&Batch { tokens: &tokens, lens: &lens });
     Text { tokens, lens, targets }
 }

@@ -1,5 +1,5 @@
 //! Distillation from a teacher: the loss is the KL divergence from its predictions, and its gradient is a slope.
-use crate::common::{batch, bits, options, trainable};
+use crate::common::{batch, bits, one, options, trainable};
 use mantissa_model::{Batch, load_config};
 use mantissa_store::Output;
 use mantissa_store::convention::ModelFiles;
@@ -30,7 +30,7 @@ fn teacher(dir: &std::path::Path, digest: &str) -> Teacher {
 
 #[test]
 fn a_model_has_no_divergence_from_itself() {
-    let dir = &trainable()[0];
+    let dir = &one();
     let (tokens, lens) = batch(dir, 90);
     let batch = Batch { tokens: &tokens, lens: &lens };
     let targets = next_token_targets(&batch);
@@ -63,7 +63,8 @@ fn gradients_are_slopes_of_the_divergence() {
             model.parameters_mut().set(0, &moved);
             model.distill_from_model(&mut teacher, &batch, &targets, 0.0).unwrap().nll
         };
-        let h = 2e-3;
+        // Shorter where the divergence is steep, and so curved.
+        let h = f64::min(2e-3, 0.02 / norm);
         let slope = (loss(h) - loss(-h)) / (2.0 * h);
         assert!((slope / norm - 1.0).abs() < 2e-2, "{}: slope {slope} for {norm}", dir.display());
     }
@@ -73,7 +74,7 @@ fn gradients_are_slopes_of_the_divergence() {
 #[test]
 fn runs_resume_with_their_teacher() {
     let temp = TempDir::new().unwrap();
-    let dir = &trainable()[0];
+    let dir = &one();
     let path = temp.path().join("tokens.safetensors");
     let (tokens, _) = batch(dir, 1000);
     let vocab = load_config(&ModelFiles::open(dir).unwrap()).unwrap().vocab_size;

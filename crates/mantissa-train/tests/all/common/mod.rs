@@ -38,6 +38,12 @@ pub fn trainable() -> Vec<PathBuf> {
     tiny().into_iter().filter(|dir| train_model(dir, 1).is_ok()).collect()
 }
 
+/// The tiny model of tests that need any one: by its name, so that a new model does not change them.
+pub fn one() -> PathBuf {
+    let named = tiny().into_iter().find(|dir| dir.ends_with("arcee"));
+    named.expect("tests/data/tiny has arcee")
+}
+
 /// The tiny models whose layers can be trained alone.
 pub fn plain() -> Vec<PathBuf> {
     let config = |dir: &Path| load_config(&ModelFiles::open(dir).unwrap()).unwrap();
