@@ -114,7 +114,7 @@ const OPENS: [&str; 7] = [
 
 /// Source files that open files by themselves, with the reason; all others use `mantissa_store::regular`, so that no
 /// command waits for a pipe or reads a device.
-const OPENERS: [(&str, &str); 14] = [
+const OPENERS: [(&str, &str); 13] = [
     ("mantissa-serve/src/grammar/holder.rs", "only files of /proc and /dev/null"),
     ("mantissa-store/src/regular.rs", "the one way"),
     ("mantissa-store/src/text.rs", "a pipe that the user names is a text"),
@@ -126,9 +126,8 @@ const OPENERS: [(&str, &str); 14] = [
     ("mantissa-store/src/sealed.rs", "writes into the file that this process has just written"),
     ("mantissa-store/src/mark.rs", "follows no link, waits for no pipe"),
     ("mantissa-store/src/writer.rs", "follows no link, checks the type of the open file before it writes"),
-    ("mantissa/src/machine.rs", "only files of /proc"),
-    ("mantissa/src/memory.rs", "only files of /proc and /sys"),
-    ("mantissa/src/progress.rs", "only files of /proc"),
+    ("mantissa-jobs/src/machine.rs", "only files of /proc"),
+    ("mantissa-jobs/src/memory.rs", "only files of /proc and /sys"),
 ];
 
 /// A file opened in another way can be a pipe, which waits for ever, or a device, which has no end.
