@@ -244,13 +244,12 @@ pub enum JobError {
     /// Another process or the system failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// An error at a named place.
-    #[error("{place}")]
+    /// An error at a named place. It has no source: the message is whole, as that of every other error of this crate.
+    #[error("{place}: {error}")]
     At {
         /// File, task or work.
         place: String,
         /// Error there.
-        #[source]
         error: Box<JobError>,
     },
     /// A job writes a path that it did not declare: a bug.
@@ -318,12 +317,6 @@ impl JobError {
         }
     }
 
-    /// Returns the message with the messages of all causes.
-    pub fn with_causes(&self) -> String {
-        let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
-        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
-    }
-
     /// True if the host's wish to stop ended the job.
     pub fn is_stop(&self) -> bool {
         self.class() == Class::Stopped
@@ -359,5 +352,21 @@ pub trait InPlace<T> {
 impl<T, E: Into<JobError>> InPlace<T> for Result<T, E> {
     fn at(self, place: impl Into<String>) -> Result<T, JobError> {
         self.map_err(|error| JobError::At { place: place.into(), error: Box::new(error.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_whole_and_not_repeated_by_a_source() {
+        let inner = BadInput::new("line 3: prompt", "none", "a text");
+        let placed = Err::<(), _>(inner).at("cloze").at("tasks").err();
+        let error = placed.as_ref().map(ToString::to_string);
+        assert_eq!(error.as_deref(), Some("tasks: cloze: line 3: prompt: expected a text, got none"));
+        assert!(placed.is_some_and(|error| error.source().is_none()));
     }
 }

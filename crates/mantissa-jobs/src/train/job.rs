@@ -258,7 +258,7 @@ impl Job for Train {
         let (loss, results) = match outcome {
             Ok(found) => found,
             Err(error) => {
-                about.outcome = line(&error.with_causes());
+                about.outcome = line(&error.to_string());
                 // The first error matters more.
                 let _ = about.write(&run);
                 return Err(error);
