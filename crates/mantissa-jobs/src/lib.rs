@@ -27,6 +27,7 @@ pub mod calibration;
 pub mod chat;
 pub mod conversations;
 pub mod default_text;
+pub mod embedded;
 mod float_tensor;
 pub mod generated;
 pub mod json_lines;

@@ -108,7 +108,8 @@ impl Execute for Args {
             .map(|set| set.windows.into_iter().map(|tokens| Sequence { tokens, from: 1 }).collect());
         let used = Use::evaluation(&windows, context.threads);
         let opened: &Path = &self.model;
-        let models: Vec<&Path> = std::iter::once(opened).chain(self.reference.as_deref()).collect();
+        let models: Vec<&Path> =
+            std::iter::once(opened).chain(self.reference.as_ref().map(|model| model.location())).collect();
         loaded_models::require_memory_and(25, &models, used, context)?;
         let tokenizer = Tokenizer::load(files.dir()).ok();
         let retrieval = if self.kv.is_empty() { Vec::new() } else { tasks::retrieval()? };

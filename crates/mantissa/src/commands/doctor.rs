@@ -19,11 +19,11 @@ use super::loaded_models::{self, Use};
 use super::model::{self, ModelPath};
 use super::text::TextArgs;
 use crate::context::Context;
-use crate::embedded;
 use crate::error::{BadInput, GateFailed};
 use crate::help::Group;
 use crate::output::{Align, Table, number, paragraph};
 use crate::progress::Unit;
+use mantissa_jobs::embedded;
 
 /// Tokens per window of the built-in text, and number of windows.
 const WINDOW: usize = 128;

@@ -22,7 +22,6 @@ pub use self::args::Args;
 use self::load::{Loaded, exceeds, kv_name, load, quantized_reference};
 use super::execute::Execute;
 use super::loaded_models::{Model, Use};
-use super::model::ModelPath;
 use super::run::Engine;
 use crate::context::Context;
 use crate::error::{BadInput, GateFailed};
@@ -115,7 +114,7 @@ impl Execute for Args {
             ppl: result.ppl,
             tokens: result.tokens,
             windows: result.windows.len(),
-            reference: self.reference.as_ref().map(ModelPath::named),
+            reference: self.reference.as_ref().map(|model| model.named()),
             reference_format: quantized_reference(reference.as_ref(), context),
             comparison: &result.comparison,
             kv: kv_name(self, &model),

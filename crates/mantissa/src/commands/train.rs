@@ -20,10 +20,10 @@ use serde::Serialize;
 use super::execute::Execute;
 use super::next_steps::quoted;
 use crate::context::Context;
-use crate::embedded;
 use crate::error::BadInput;
 use crate::help::Group;
 use crate::output::{Align, Table, bytes, count, labelled};
+use mantissa_jobs::embedded;
 
 /// Train a model from a TOML file
 ///

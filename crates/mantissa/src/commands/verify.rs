@@ -71,11 +71,11 @@ impl Execute for Args {
             context.require_memory("verify", needs)?;
         }
         if let Some(sequences) = &sequences {
-            let models: Vec<_> =
-                [Some(&*self.model), self.reference.as_deref()].into_iter().flatten().collect();
+            let models = [Some(&self.model), self.reference.as_ref()].into_iter().flatten();
+            let models: Vec<_> = models.map(|model| model.location()).collect();
             loaded_models::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
         }
-        let reference = self.reference.as_deref();
+        let reference = self.reference.as_ref().map(|model| model.location());
         let against = Against { reference, recorded: true, text: sequences.as_deref() };
         let tokens = sequences.iter().flatten().map(|s| s.tokens.len() as u64).sum();
         let progress = context.progress(tokens, Unit::Items("tokens"));

@@ -63,12 +63,12 @@ fn the_demo_measures_and_draws() {
     }
 }
 
-/// Minimum quality of the model: crates/mantissa/demo/training/bigram.py.
+/// Minimum quality of the model: crates/mantissa-jobs/demo/training/bigram.py.
 #[test]
 fn the_model_beats_a_bigram_model_in_every_domain() {
     let dir = TempDir::new().unwrap();
     let report = json_in(dir.path(), &["demo", "--recipe", "bf16", "--json"]);
-    let bigram = fs::read_to_string(root().join("crates/mantissa/demo/training/bigram.json")).unwrap();
+    let bigram = fs::read_to_string(root().join("crates/mantissa-jobs/demo/training/bigram.json")).unwrap();
     let bigram: Value = serde_json::from_str(&bigram).unwrap();
     for figures in report["dense"].as_array().unwrap() {
         let domain = figures["domain"].as_str().unwrap();

@@ -12,7 +12,7 @@ use crate::lint::rewrite;
 use crate::support::{command, mantissa, root, sampled, shared, stderr, succeed, text, tiny_models, write};
 
 /// A short part of the built-in stories: 21 windows of 64 tokens.
-const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/text/stories.txt");
+const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mantissa-jobs/demo/text/stories.txt");
 
 fn stories() -> Vec<&'static str> {
     vec!["--text", STORIES, "--context", "64", "--limit", "1323"]
@@ -58,7 +58,7 @@ fn apply(finding: &Value) -> PathBuf {
 fn demo(dir: &Path) -> PathBuf {
     let out = dir.join("model");
     fs::create_dir(&out).unwrap();
-    for entry in fs::read_dir(root().join("crates/mantissa/demo/model")).unwrap() {
+    for entry in fs::read_dir(root().join("crates/mantissa-jobs/demo/model")).unwrap() {
         let path = entry.unwrap().path();
         fs::copy(&path, out.join(path.file_name().unwrap())).unwrap();
     }
@@ -336,7 +336,7 @@ fn another_rope_base_is_found_and_set_right() {
 /// Writes the embedded model as a mixture of five copies of each MLP, two for each token: the same function. Router rows
 /// are `a`, `-a`, `b`, `-b` and a fifth.
 fn mixture(out: &Path, fifth: impl Fn(usize) -> f32) {
-    let source = root().join("crates/mantissa/demo/model");
+    let source = root().join("crates/mantissa-jobs/demo/model");
     fs::create_dir(out).unwrap();
     for entry in fs::read_dir(&source).unwrap() {
         let path = entry.unwrap().path();

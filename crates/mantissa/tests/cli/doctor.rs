@@ -305,7 +305,7 @@ fn the_order_of_fields_in_blocks_is_named() {
 
 /// A short part of the built-in text, to save time.
 fn a_text() -> Vec<&'static str> {
-    const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/text/stories.txt");
+    const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mantissa-jobs/demo/text/stories.txt");
     vec!["--text", TEXT, "--context", "64", "--limit", "504"]
 }
 

@@ -37,7 +37,7 @@ const REPORTS: [(&[&str], &str); 19] = [
 fn every_field_of_a_report_is_listed() {
     let page = fs::read_to_string(root().join("docs/reference/json.md")).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let stories = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    let stories = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
     fs::write(dir.path().join("sample.txt"), stories.chars().take(4000).collect::<String>()).unwrap();
     let mut missing = Vec::new();
     for (sections, command) in REPORTS {

@@ -54,7 +54,11 @@ pub(super) fn load<'a>(
 ) -> Result<(Loaded, Option<Model>, usize)> {
     used.kv = args.kv.as_ref();
     used.calibration = Some(&args.calibration);
-    let both: Vec<&Path> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
+    let both: Vec<&Path> = [Some(&args.model), args.reference.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(|model| model.location())
+        .collect();
     let needs = |threads| loaded_models::bytes_of(&both, Use { threads, ..used });
     used.threads = adapt::fit_threads(used.threads, context, needs)?;
     if args.engine == Engine::Fast {

@@ -91,7 +91,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         adapter: args.adapter.named(),
         convention: model.files().convention_name(),
         engine: args.engine,
-        reference: args.reference.as_ref().map(super::ModelPath::named),
+        reference: args.reference.as_ref().map(|model| model.named()),
         reference_format: quantized_reference(reference.as_ref(), context),
         kv: kv_name(args, &model),
         tasks: done.collect(),

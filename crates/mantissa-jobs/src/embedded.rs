@@ -1,7 +1,7 @@
 //! Embedded model `demo`: a Llama of 1.3 million parameters trained by this program, with calibration and
-//! evaluation texts. Sources, settings, log and licenses are in `crates/mantissa/demo`.
+//! evaluation texts. Sources, settings, log and licenses are in `crates/mantissa-jobs/demo`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use mantissa_quant::Digests;
@@ -66,6 +66,15 @@ pub fn folder() -> Result<PathBuf> {
     }
     *folder = Some(scratch);
     Ok(path)
+}
+
+/// Returns the folder that holds the one of [`folder`], under its name.
+///
+/// # Errors
+/// As [`folder`].
+pub(crate) fn parent() -> Result<PathBuf> {
+    let folder = folder()?;
+    Ok(folder.parent().map(Path::to_owned).unwrap_or(folder))
 }
 
 /// True if `source`, the digests of a model's files, are those of the embedded model.
