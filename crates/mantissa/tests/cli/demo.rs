@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{command, root, stderr, text};
+use crate::support::{command, root, stderr, strict_json, text};
 
 /// Runs the binary in `dir` with its own folder for temporary files, which must be empty afterwards.
 fn run_in(dir: &Path, arguments: &[&str]) -> Output {
@@ -22,7 +22,7 @@ fn run_in(dir: &Path, arguments: &[&str]) -> Output {
 fn json_in(dir: &Path, arguments: &[&str]) -> Value {
     let output = run_in(dir, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    strict_json::parse(&output.stdout).unwrap()
 }
 
 #[test]

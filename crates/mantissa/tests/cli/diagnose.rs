@@ -9,7 +9,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::rewrite;
-use crate::support::{command, mantissa, root, sampled, shared, stderr, succeed, text, tiny_models, write};
+use crate::support::{
+    command, mantissa, root, sampled, shared, stderr, strict_json, succeed, text, tiny_models, write,
+};
 
 /// A short part of the built-in stories: 21 windows of 64 tokens.
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mantissa-jobs/demo/text/stories.txt");
@@ -21,8 +23,8 @@ fn stories() -> Vec<&'static str> {
 /// Runs `diagnose`; returns the report. The exit code is 1 if something is found.
 fn diagnose(model: &str, arguments: &[&str]) -> Value {
     let output = mantissa(&[&["diagnose", model, "--json", "--quiet"], arguments].concat());
-    let report: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{model}: {}", stderr(&output)));
+    let report =
+        strict_json::parse(&output.stdout).unwrap_or_else(|_| panic!("{model}: {}", stderr(&output)));
     let found = !report["findings"].as_array().unwrap().is_empty();
     assert_eq!(output.status.code(), Some(i32::from(found)), "{model}: {}", stderr(&output));
     report
