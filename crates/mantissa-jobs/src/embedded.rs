@@ -10,6 +10,10 @@ use mantissa_store::{FileDigest, Output, Result, Scratch, disk, write_file_atomi
 /// Name on the command line.
 pub const NAME: &str = "demo";
 
+/// Note for a user who talks to the model.
+pub const ABOUT: &str =
+    "demo is a story model of 1.3 million parameters: it continues your text and answers no questions";
+
 /// Files of the model in Hugging Face layout.
 const FILES: [(&str, &[u8]); 4] = [
     ("config.json", include_bytes!("../demo/model/config.json")),

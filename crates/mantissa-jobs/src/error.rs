@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use mantissa_advise::AdviseError;
 use mantissa_eval::tasks::TaskError;
 use mantissa_eval::{DiffError, EvalError, TokenError};
-use mantissa_model::{GenerateError, LoadError, TokenizerError};
+use mantissa_model::{GenerateError, KvCalibrationError, LoadError, TokenizerError};
 use mantissa_num::TensorError;
 use mantissa_quant::{QuantError, RecipeError};
 use mantissa_store::ErrorClass;
@@ -189,6 +189,9 @@ pub enum JobError {
     /// A model cannot be loaded.
     #[error(transparent)]
     Load(Box<LoadError>),
+    /// A KV cache policy cannot be calibrated.
+    #[error(transparent)]
+    KvCalibration(Box<KvCalibrationError>),
     /// The tokenizer of a model cannot be loaded or fails.
     #[error(transparent)]
     Tokenizer(Box<TokenizerError>),
@@ -271,6 +274,7 @@ macro_rules! boxed {
 boxed! {
     Store: mantissa_store::Error,
     Load: LoadError,
+    KvCalibration: KvCalibrationError,
     Tokenizer: TokenizerError,
     Generate: GenerateError,
     Eval: EvalError,
@@ -300,6 +304,7 @@ impl JobError {
             | JobError::Cast { .. }
             | JobError::Record(_)
             | JobError::Tokenizer(_)
+            | JobError::KvCalibration(_)
             | JobError::Recipe(_)
             | JobError::Undeclared(_) => Class::Input,
             JobError::Quant(error) => of_quant(error),

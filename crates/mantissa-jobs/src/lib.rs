@@ -23,6 +23,7 @@ mod host;
 pub mod job;
 
 // Layer: models and texts.
+pub mod adapter;
 pub mod calibration;
 pub mod chat;
 pub mod conversations;
@@ -57,6 +58,9 @@ mod quantize;
 mod rebuild;
 mod recalibrate;
 
+// Layer: measurements and servers.
+mod evaluate;
+
 // Layer: training, inspection and casts.
 pub mod cast;
 pub mod finetune;
@@ -68,11 +72,12 @@ pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
     resumes,
 };
+pub use evaluate::{Evaluate, EvaluateReport, TaskEvaluation, TaskResult, TextEvaluation};
 pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served};
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use imatrix::{Imatrix, ImatrixReport};
 pub use job::{Job, JobOutput};
-pub use loaded::ModelUse;
+pub use loaded::{LoadedModel, ModelUse};
 pub use model::ModelPath;
 pub use progress::{Gauge, Meter, Polling, Progress, Silent, Unit};
 pub use quantize::{

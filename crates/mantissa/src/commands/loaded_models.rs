@@ -93,14 +93,6 @@ pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Resu
     require(&opened(paths)?, used, context)
 }
 
-/// Predicts the memory of models that run side by side, without loading them.
-///
-/// # Errors
-/// As [`ModelFiles::open`].
-pub fn bytes_of(paths: &[&Path], used: Use<'_>) -> Result<u64> {
-    Ok(needed(&opened(paths)?, used)?.1)
-}
-
 /// Checks memory like [`require_memory`], with `percent` added to the prediction.
 ///
 /// # Errors
@@ -124,13 +116,13 @@ fn opened(paths: &[&Path]) -> Result<Vec<ModelFiles>> {
 }
 
 fn needed(models: &[ModelFiles], used: Use<'_>) -> Result<(String, u64)> {
-    Ok(used.value().needed(models)?)
+    Ok(used.value().needed(&models.iter().collect::<Vec<_>>())?)
 }
 
 impl<'a> Use<'a> {
     /// Describes an evaluation on `sequences` with up to `threads` concurrent passes.
     pub fn evaluation(sequences: &[Sequence], threads: usize) -> Self {
-        let ModelUse { pass, longest, threads, cached, logits, kv, adapter } =
+        let ModelUse { pass, longest, threads, cached, logits, kv, adapter, .. } =
             ModelUse::evaluation(sequences, threads);
         Use { pass, longest, threads, cached, logits, kv, calibration: None, adapter }
     }
@@ -138,6 +130,6 @@ impl<'a> Use<'a> {
     /// Returns the use without the calibration of the cache.
     fn value(self) -> ModelUse<'a> {
         let Use { pass, longest, threads, cached, logits, kv, adapter, .. } = self;
-        ModelUse { pass, longest, threads, cached, logits, kv, adapter }
+        ModelUse { pass, longest, threads, cached, logits, kv, calibration: None, adapter }
     }
 }
