@@ -59,6 +59,7 @@ mod rebuild;
 mod recalibrate;
 
 // Layer: measurements and servers.
+mod compare;
 mod evaluate;
 
 // Layer: training, inspection and casts.
@@ -67,6 +68,9 @@ pub mod finetune;
 pub mod inspect;
 pub mod train;
 
+pub use compare::{
+    Compare, CompareReport, ComparedPrompt, ContinuedText, NextToken, Parting, Prompts as ComparePrompts,
+};
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
 pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,

@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::Result;
 use mantissa_jobs::adapter;
 use mantissa_jobs::machine::peak_anonymous;
+use mantissa_jobs::names::stop_name;
 use mantissa_model::KvPolicy;
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
@@ -28,7 +29,6 @@ use crate::error::BadInput;
 use crate::help::Group;
 
 pub use self::args::{Args, Engine};
-pub use mantissa_jobs::names::stop_name;
 
 #[derive(Serialize)]
 struct Report<'a> {
