@@ -60,6 +60,8 @@ mod recalibrate;
 
 // Layer: measurements and servers.
 mod compare;
+mod diagnose;
+mod doctor;
 mod evaluate;
 
 // Layer: training, inspection and casts.
@@ -72,6 +74,8 @@ pub use compare::{
     Compare, CompareReport, ComparedPrompt, ContinuedText, NextToken, Parting, Prompts as ComparePrompts,
 };
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
+pub use diagnose::{Diagnose, DiagnoseReport};
+pub use doctor::{Doctor, DoctorReport};
 pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
     resumes,

@@ -214,6 +214,11 @@ impl ModelPath {
         if self.named.is_file() { &self.at } else { &self.named }
     }
 
+    /// Returns the location for reports: the name of a model inside the program.
+    pub fn shown(&self) -> &Path {
+        if self.embedded { &self.named } else { &self.at }
+    }
+
     /// True for a model inside the program.
     pub fn is_embedded(&self) -> bool {
         self.embedded

@@ -9,7 +9,6 @@ pub use mantissa_jobs::settings::{read_settings, read_text};
 use mantissa_model::Bos;
 use mantissa_store::Paths;
 
-use super::next_steps::quoted;
 use crate::context::Context;
 
 /// Options that select a text. Flattened into a command, which can require one with `requires =
@@ -147,18 +146,5 @@ impl TextArgs {
     /// As [`MeasuredText::sequences`].
     pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
         Ok(self.value().sequences(model, another, context)?)
-    }
-
-    /// Returns the options that measure on the text and those that calibrate on it, for a command; `None` without a
-    /// text.
-    pub fn options(&self) -> Option<(String, String)> {
-        let of = |name: &str, value: &str| format!("--{name} {}", quoted(Path::new(value)));
-        if let Some(tokens) = &self.tokens {
-            return Some((of("tokens", tokens), of("calibration-tokens", tokens)));
-        }
-        let text = self.text.as_ref()?.display().to_string();
-        let length = self.context.map_or_else(String::new, |context| format!(" --length {context}"));
-        let context = self.context.map_or_else(String::new, |context| format!(" --context {context}"));
-        Some((of("text", &text) + &context, of("calibration", &text) + &length))
     }
 }
