@@ -63,6 +63,8 @@ mod compare;
 mod diagnose;
 mod doctor;
 mod evaluate;
+mod signature;
+mod verify;
 
 // Layer: training, inspection and casts.
 pub mod cast;
@@ -96,3 +98,4 @@ pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, Recorde
 pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
 pub use run_fault::RunFault;
 pub use text::{bytes, count, parse_bytes, parse_count, short};
+pub use verify::{Verify, require_verified};

@@ -37,7 +37,6 @@ mod report;
 mod run;
 mod schemes;
 mod serve;
-mod signature;
 mod speculate;
 mod synth;
 mod tables;
