@@ -87,6 +87,7 @@ pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, 
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use imatrix::{Imatrix, ImatrixReport};
 pub use job::{Job, JobOutput};
+pub use lint::{Lint, LintReport};
 pub use loaded::{LoadedModel, ModelUse};
 pub use model::ModelPath;
 pub use progress::{Gauge, Meter, Polling, Progress, Silent, Unit};
