@@ -59,6 +59,7 @@ mod rebuild;
 mod recalibrate;
 
 // Layer: measurements and servers.
+mod bench;
 mod compare;
 mod diagnose;
 mod doctor;
@@ -72,6 +73,7 @@ pub mod finetune;
 pub mod inspect;
 pub mod train;
 
+pub use bench::{Bench, BenchReport, BenchRun, KernelRow};
 pub use compare::{
     Compare, CompareReport, ComparedPrompt, ContinuedText, NextToken, Parting, Prompts as ComparePrompts,
 };

@@ -21,7 +21,6 @@ mod fixes;
 mod imatrix;
 mod inspect;
 mod lint;
-mod loaded_models;
 mod man;
 mod model;
 mod next_steps;
