@@ -37,6 +37,7 @@ pub mod measured_text;
 pub mod model;
 pub mod names;
 pub mod run_files;
+pub mod sessions;
 pub mod settings;
 pub mod tables;
 pub mod tasks;
@@ -64,6 +65,7 @@ mod compare;
 mod diagnose;
 mod doctor;
 mod evaluate;
+mod serve;
 mod signature;
 mod verify;
 
@@ -100,5 +102,6 @@ pub use quantize::{
 pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
 pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
 pub use run_fault::RunFault;
+pub use serve::{PreparedServe, Serve, ServeReport, ServeServices, ServedModel, Shadow};
 pub use text::{bytes, count, parse_bytes, parse_count, short};
 pub use verify::{Verify, require_verified};

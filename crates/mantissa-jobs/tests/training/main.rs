@@ -1,7 +1,8 @@
-//! Training, inspection and casts as job values: they run, stop and resume to the same bytes, and are read back as they
-//! were written.
+//! Training, inspection, casts, measurements and servers as job values: they run, stop and resume to the same bytes, and
+//! are read back as they were written.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod measures;
 mod support;
 
 use std::fs;

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 
 use clap::builder::{TypedValueParser, ValueParserFactory};
-pub use mantissa_jobs::model::{BASE, context_length, load_tokenizer, open, open_quietly, vocabulary};
+pub use mantissa_jobs::model::{context_length, load_tokenizer, open, open_quietly};
 use mantissa_store::Paths;
 
 /// Model as named on the command line: a folder, a file, or the embedded model.

@@ -2,7 +2,7 @@
 
 mod answer;
 mod args;
-pub(super) mod fast;
+mod fast;
 mod interactive;
 mod prompt;
 mod reference;
