@@ -23,7 +23,7 @@ TOLERANCE = 0.10
 # Recipes and output formats of --run; its synthetic model has the tokenizer of the embedded one.
 RUN = [("bf16", None), ("rtn-int8-channel", None), ("rtn-int4-g128", None), ("rtn-int3-g128", None), ("nf4", None), ("nvfp4", None), ("mxfp4", None),
        ("fp8-dynamic", None), ("mxfp6-e2m3", None), ("rtn-q4_0", "gguf"), ("rtn-q4_k", "gguf"), ("rtn-q8_0", "gguf"), ("rtn-q2_k", "gguf"), ("rtn-f32", "gguf")]
-TOKENIZER = pathlib.Path(__file__).parent.parent / "crates/mantissa/demo/model"
+TOKENIZER = pathlib.Path(__file__).parent.parent / "crates/mantissa-jobs/demo/model"
 
 # Calibration windows of 128 tokens each, ids below 100.
 WINDOWS = 64

@@ -3,7 +3,7 @@
 
     bench/training/train_ref.py MANTISSA TEXT_DIR WORK_DIR [--size 8m|60m] [--minutes N] [--threads N]
 
-MANTISSA is the binary, TEXT_DIR holds the texts that crates/mantissa/demo/training/prepare.py names and, if there,
+MANTISSA is the binary, TEXT_DIR holds the texts that crates/mantissa-jobs/demo/training/prepare.py names and, if there,
 tinyshakespeare.txt. WORK_DIR gets train/, held-out/, the settings and the run's folder, whose folder `model` is the result. The
 same command resumes a run that was cut short: the time counts over all processes, and the decay of the learning rate begins
 when 80 % of it is used. Prints the perplexity on the held-out texts, and writes it to WORK_DIR/ref-SIZE.json with the minutes,
@@ -18,7 +18,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-PREPARE = HERE.parents[1] / "crates/mantissa/demo/training/prepare.py"
+PREPARE = HERE.parents[1] / "crates/mantissa-jobs/demo/training/prepare.py"
 # For the text before the first step and the export after the last.
 RESERVE_MINUTES = 0.5
 

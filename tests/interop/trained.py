@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-STORIES = Path(__file__).parents[2] / "crates/mantissa/demo/text/stories.txt"
+STORIES = Path(__file__).parents[2] / "crates/mantissa-jobs/demo/text/stories.txt"
 PROMPT = "Once upon a time"
 
 

@@ -16,7 +16,7 @@ use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::measured_text::Measure;
 use crate::model::{self, ModelPath};
-use crate::names::{Format, SchemeName};
+use crate::names::{AsText, Format};
 use crate::quantize::{is_default, is_empty_path};
 use crate::record::Recordable;
 
@@ -54,7 +54,7 @@ impl ConvertArguments {
             source: self.model,
             out: path,
             format: Format(container),
-            requantize: self.requantize.map(SchemeName),
+            requantize: self.requantize.map(AsText),
             drop_inputs: self.drop_inputs,
             max_shard_size: self.max_shard_size,
             measure: self.measure,
@@ -77,7 +77,7 @@ pub struct Convert {
     pub format: Format,
     /// Scheme to decode the weights and round them to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requantize: Option<SchemeName>,
+    pub requantize: Option<AsText<Scheme>>,
     /// True if the run-time quantization of activations is dropped.
     #[serde(default)]
     pub drop_inputs: bool,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use mantissa_advise::AdviseError;
 use mantissa_eval::tasks::TaskError;
 use mantissa_eval::{DiffError, EvalError, TokenError};
-use mantissa_model::{GenerateError, LoadError, TokenizerError};
+use mantissa_model::{GenerateError, KvCalibrationError, LoadError, TokenizerError};
 use mantissa_num::TensorError;
 use mantissa_quant::{QuantError, RecipeError};
 use mantissa_store::ErrorClass;
@@ -189,6 +189,9 @@ pub enum JobError {
     /// A model cannot be loaded.
     #[error(transparent)]
     Load(Box<LoadError>),
+    /// A KV cache policy cannot be calibrated.
+    #[error(transparent)]
+    KvCalibration(Box<KvCalibrationError>),
     /// The tokenizer of a model cannot be loaded or fails.
     #[error(transparent)]
     Tokenizer(Box<TokenizerError>),
@@ -244,13 +247,12 @@ pub enum JobError {
     /// Another process or the system failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// An error at a named place.
-    #[error("{place}")]
+    /// An error at a named place. It has no source: the message is whole, as that of every other error of this crate.
+    #[error("{place}: {error}")]
     At {
         /// File, task or work.
         place: String,
         /// Error there.
-        #[source]
         error: Box<JobError>,
     },
     /// A job writes a path that it did not declare: a bug.
@@ -272,6 +274,7 @@ macro_rules! boxed {
 boxed! {
     Store: mantissa_store::Error,
     Load: LoadError,
+    KvCalibration: KvCalibrationError,
     Tokenizer: TokenizerError,
     Generate: GenerateError,
     Eval: EvalError,
@@ -301,6 +304,7 @@ impl JobError {
             | JobError::Cast { .. }
             | JobError::Record(_)
             | JobError::Tokenizer(_)
+            | JobError::KvCalibration(_)
             | JobError::Recipe(_)
             | JobError::Undeclared(_) => Class::Input,
             JobError::Quant(error) => of_quant(error),
@@ -316,12 +320,6 @@ impl JobError {
             JobError::Advise(error) => error.class().into(),
             JobError::At { error, .. } => error.class(),
         }
-    }
-
-    /// Returns the message with the messages of all causes.
-    pub fn with_causes(&self) -> String {
-        let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
-        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
     }
 
     /// True if the host's wish to stop ended the job.
@@ -359,5 +357,21 @@ pub trait InPlace<T> {
 impl<T, E: Into<JobError>> InPlace<T> for Result<T, E> {
     fn at(self, place: impl Into<String>) -> Result<T, JobError> {
         self.map_err(|error| JobError::At { place: place.into(), error: Box::new(error.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_whole_and_not_repeated_by_a_source() {
+        let inner = BadInput::new("line 3: prompt", "none", "a text");
+        let placed = Err::<(), _>(inner).at("cloze").at("tasks").err();
+        let error = placed.as_ref().map(ToString::to_string);
+        assert_eq!(error.as_deref(), Some("tasks: cloze: line 3: prompt: expected a text, got none"));
+        assert!(placed.is_some_and(|error| error.source().is_none()));
     }
 }

@@ -2,6 +2,7 @@
 //! terminal, marks that turn the direction of what follows, or a megabyte.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use mantissa_store::shown::misleads;
 
@@ -18,6 +19,17 @@ pub fn line(text: &str) -> String {
         let _ = writer.put(if i > 0 { " " } else { "" }).and_then(|()| writer.put(line));
     }
     String::from_utf8(out).unwrap_or_default()
+}
+
+/// Returns a path, or another word of a command, quoted for a POSIX shell if it needs that.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=@%:,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
 }
 
 /// Writer that escapes misleading characters except line breaks, and cuts lines to `MAX_LINE`.

@@ -12,6 +12,7 @@ mod windows;
 
 use std::path::PathBuf;
 
+use mantissa_num::Scheme;
 use mantissa_quant::Outcome;
 use mantissa_store::Kind;
 use mantissa_store::convention::Container;
@@ -24,7 +25,7 @@ use crate::job::{Job, JobOutput};
 use crate::lint::AsStated;
 use crate::measured_text::Measure;
 use crate::model::ModelPath;
-use crate::names::{Format, SchemeName, TargetName};
+use crate::names::{AsText, Format, TargetName};
 use crate::tables::Tables;
 
 pub use arguments::FitArguments;
@@ -55,7 +56,7 @@ pub struct Fit {
     /// Methods, as in recipe names.
     pub methods: Vec<String>,
     /// Candidate schemes; empty for the default of each method.
-    pub schemes: Vec<SchemeName>,
+    pub schemes: Vec<AsText<Scheme>>,
     /// Quantization of embedding and head.
     pub tables: Tables,
     /// Calibration samples.

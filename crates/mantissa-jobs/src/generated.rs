@@ -137,8 +137,8 @@ fn continued(
 /// # Errors
 /// Memory below what this takes; weights that cannot be read.
 fn load(source: &ModelFiles, longest: usize, threads: usize, host: &Host) -> Result<Decoder> {
-    let used = ModelUse { pass: PROMPT, longest, threads, cached: true, logits: 1, kv: None, adapter: None };
-    used.require(std::slice::from_ref(source), host)?;
+    let used = ModelUse { pass: PROMPT, longest, threads, cached: true, logits: 1, ..ModelUse::default() };
+    used.require(&[source], host)?;
     Ok(Decoder::load(source)?)
 }
 

@@ -57,7 +57,7 @@ pub struct Host {
     strict: bool,
     permits: Permits,
     progress: Arc<dyn Progress>,
-    chat: Option<Box<dyn RenderChat>>,
+    chat: Option<Arc<dyn RenderChat>>,
     /// Bytes that tokenizing texts left allocated in the process.
     texts: AtomicU64,
 }
@@ -80,7 +80,7 @@ impl Host {
     /// Adds what renders chat templates; without it, jobs refuse conversations.
     #[must_use]
     pub fn with_chat(self, chat: Box<dyn RenderChat>) -> Self {
-        Host { chat: Some(chat), ..self }
+        Host { chat: Some(Arc::from(chat)), ..self }
     }
 
     /// Returns what renders the chat template of `model`.
@@ -92,6 +92,11 @@ impl Host {
             let what = format!("{}: chat_template", model.display());
             BadInput::new(what, "a host without a renderer", "a host that renders chat templates").into()
         })
+    }
+
+    /// Returns what renders chat templates, for work on other threads.
+    pub(crate) fn shared_chat(&self) -> Option<Arc<dyn RenderChat>> {
+        self.chat.clone()
     }
 
     /// Returns the output at `path`, one of the paths that the job declared.
@@ -157,6 +162,13 @@ impl Host {
         stopped: impl FnOnce(&E) -> bool,
     ) -> Result<T, E> {
         self.polled(Polling::Saving, work, stopped)
+    }
+
+    /// Runs `work` until the question that it is given says that it should stop: a stop is the orderly end of this work,
+    /// which bounds the time to it itself.
+    pub fn until_stopped<T>(&self, work: impl FnOnce(&dyn Fn() -> bool) -> T) -> T {
+        self.progress.polling(Polling::Saving);
+        work(&|| self.progress.stops())
     }
 
     fn polled<T, E>(

@@ -23,10 +23,12 @@ mod host;
 pub mod job;
 
 // Layer: models and texts.
+pub mod adapter;
 pub mod calibration;
 pub mod chat;
 pub mod conversations;
 pub mod default_text;
+pub mod embedded;
 mod float_tensor;
 pub mod generated;
 pub mod json_lines;
@@ -35,6 +37,7 @@ pub mod measured_text;
 pub mod model;
 pub mod names;
 pub mod run_files;
+pub mod sessions;
 pub mod settings;
 pub mod tables;
 pub mod tasks;
@@ -56,22 +59,40 @@ mod quantize;
 mod rebuild;
 mod recalibrate;
 
+// Layer: measurements and servers.
+mod bench;
+mod compare;
+mod diagnose;
+mod doctor;
+mod evaluate;
+mod serve;
+mod signature;
+mod verify;
+
 // Layer: training, inspection and casts.
 pub mod cast;
 pub mod finetune;
 pub mod inspect;
 pub mod train;
 
+pub use bench::{Bench, BenchReport, BenchRun, KernelRow};
+pub use compare::{
+    Compare, CompareReport, ComparedPrompt, ContinuedText, NextToken, Parting, Prompts as ComparePrompts,
+};
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
+pub use diagnose::{Diagnose, DiagnoseReport};
+pub use doctor::{Doctor, DoctorReport};
 pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
     resumes,
 };
+pub use evaluate::{Evaluate, EvaluateReport, TaskEvaluation, TaskResult, TextEvaluation};
 pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served};
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use imatrix::{Imatrix, ImatrixReport};
 pub use job::{Job, JobOutput};
-pub use loaded::ModelUse;
+pub use lint::{Lint, LintReport};
+pub use loaded::{LoadedModel, ModelUse};
 pub use model::ModelPath;
 pub use progress::{Gauge, Meter, Polling, Progress, Silent, Unit};
 pub use quantize::{
@@ -81,4 +102,6 @@ pub use quantize::{
 pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
 pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
 pub use run_fault::RunFault;
+pub use serve::{PreparedServe, Serve, ServeReport, ServeServices, ServedModel, Shadow};
 pub use text::{bytes, count, parse_bytes, parse_count, short};
+pub use verify::{Verify, require_verified};

@@ -1,17 +1,39 @@
-//! Check of a plan by the rules of the engines that it is for, before any work.
+//! Checks by the rules of engines: of a plan before any work, and of a model as a job.
+
+use std::path::{Path, PathBuf};
 
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Finding, Report, Target, lint};
+use mantissa_plan::contract::{ENGINES, Finding, Report, Subject, Target, lint};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{GateFailed, Result};
 use crate::host::Host;
+use crate::job::{Job, JobOutput};
+use crate::memory::PROCESS;
+use crate::model::{ModelPath, open, open_quietly};
+use crate::names::TargetName;
 
 /// Words the fixes of a report as a user of the caller would follow them: a command line, a call.
 pub trait Remedies {
     /// Replaces the fixes in the `report` of `plan`.
     fn of_plan(&self, report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles);
+
+    /// Replaces the fixes in the `report` of `artifact`.
+    fn of_artifact(&self, report: &mut Report, target: &Target, artifact: &Artifact<'_>);
+}
+
+/// Model that was checked.
+pub struct Artifact<'a> {
+    /// Place as a user types it.
+    pub place: &'a Path,
+    /// Its files.
+    pub files: &'a ModelFiles,
+    /// What the rules look at.
+    pub subject: &'a Subject,
+    /// Place and files of the unquantized model that it was made from, if known.
+    pub source: Option<(&'a Path, &'a ModelFiles)>,
 }
 
 /// Keeps the fixes of the rules.
@@ -20,6 +42,8 @@ pub struct AsStated;
 
 impl Remedies for AsStated {
     fn of_plan(&self, _: &mut Report, _: &Target, _: &Plan, _: &ModelFiles) {}
+
+    fn of_artifact(&self, _: &mut Report, _: &Target, _: &Artifact<'_>) {}
 }
 
 /// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
@@ -67,4 +91,128 @@ pub fn line(finding: &Finding) -> String {
 fn said(finding: &Finding) -> String {
     let Finding { rule, tensor, found, requires, .. } = finding;
     format!("{tensor}: expected {requires}, got {found} [{rule}]")
+}
+
+/// Checks that a model will load and compute correctly in engines. Reads the weights but runs nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lint {
+    /// Model folder or .gguf file.
+    pub model: ModelPath,
+    /// Engines; empty for every engine that reads the format and its schemes.
+    pub targets: Vec<TargetName>,
+    /// Source model, for checks that compare with it.
+    pub reference: Option<ModelPath>,
+}
+
+/// Result of the checks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LintReport {
+    /// Model.
+    pub model: PathBuf,
+    /// Checkpoint format.
+    pub convention: &'static str,
+    /// True if no engine refuses the model or computes wrong results.
+    pub ok: bool,
+    /// Reports of the engines.
+    pub reports: Vec<Report>,
+}
+
+impl Lint {
+    fn files(&self, host: &Host) -> Result<(ModelFiles, Option<ModelFiles>)> {
+        let files = open(&self.model, host)?;
+        Ok((files, self.reference.as_ref().map(|path| open_quietly(path)).transpose()?))
+    }
+
+    /// Checks the model, with fixes in the words of `remedies`. Broken rules are left to [`LintReport::require_ok`].
+    ///
+    /// # Errors
+    /// Unreadable files; too little memory.
+    pub fn check(&self, remedies: &dyn Remedies, host: &Host) -> Result<LintReport> {
+        let (files, reference) = self.files(host)?;
+        host.require_memory("lint", needed(&files, reference.as_ref())?)?;
+        let subject = subject::of_artifact(&files, reference.as_ref())?;
+        let source = self.reference.as_ref().map(ModelPath::typed).zip(reference.as_ref());
+        let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
+        let artifact = Artifact { place: self.model.typed(), files: &files, subject: &subject, source };
+        let targets = match self.targets.is_empty() {
+            true => readers(&subject),
+            false => self.targets.iter().map(|target| target.0).collect(),
+        };
+        let checked = |target: &Target| {
+            let mut report = lint(&subject, target);
+            remedies.of_artifact(&mut report, target, &artifact);
+            report
+        };
+        let reports: Vec<_> = targets.iter().map(checked).collect();
+        Ok(LintReport {
+            model: self.model.shown().to_owned(),
+            convention: files.convention_name(),
+            ok: !reports.iter().any(Report::fails),
+            reports,
+        })
+    }
+}
+
+impl LintReport {
+    /// Returns the findings that break nothing, one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let findings = self.reports.iter().flat_map(|report| &report.findings);
+        findings.filter(|finding| !finding.severity.fails()).map(line).collect()
+    }
+
+    /// Fails with the names of the broken rules, if any; `model` is the place as a user types it.
+    ///
+    /// # Errors
+    /// [`GateFailed`] with the rules of every engine.
+    pub fn require_ok(&self, model: &Path) -> Result<(), GateFailed> {
+        let broken = |report: &Report| {
+            let failing = report.findings.iter().filter(|finding| finding.severity.fails());
+            let mut rules: Vec<_> = failing.map(|finding| finding.rule).collect();
+            rules.dedup();
+            let noun = if rules.len() == 1 { "rule" } else { "rules" };
+            format!("{} {noun} broken for {}: {}", rules.len(), report.target, rules.join(", "))
+        };
+        let broken: Vec<_> = self.reports.iter().filter(|report| report.fails()).map(broken).collect();
+        match broken.is_empty() {
+            true => Ok(()),
+            false => Err(GateFailed::new(format!("{}: {}", model.display(), broken.join("; ")))),
+        }
+    }
+}
+
+/// Predicts the peak memory in bytes.
+fn needed(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64> {
+    Ok(PROCESS.saturating_add(subject::bytes_of_artifact(files, reference)?))
+}
+
+/// Returns the engines that read the format and the schemes of a model, each on one GPU.
+fn readers(subject: &Subject) -> Vec<Target> {
+    // What was observed in the files decides whether they are sound, not which engines read their kind.
+    let bare = Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..subject.clone() };
+    let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
+    targets.filter(|target| !lint(&bare, target).fails()).collect()
+}
+
+impl Job for Lint {
+    const NAME: &'static str = "lint";
+    const VERSION: u32 = 1;
+    type Report = LintReport;
+
+    fn inputs(&self) -> Vec<PathBuf> {
+        self.model.inputs().into_iter().chain(self.reference.iter().flat_map(ModelPath::inputs)).collect()
+    }
+
+    fn outputs(&self) -> Vec<JobOutput> {
+        Vec::new()
+    }
+
+    fn memory(&self, host: &Host) -> Result<u64> {
+        let (files, reference) = self.files(host)?;
+        needed(&files, reference.as_ref())
+    }
+
+    fn run(&self, host: &Host) -> Result<LintReport> {
+        self.check(&AsStated, host)
+    }
 }

@@ -1,17 +1,62 @@
-//! Memory of models that run side by side.
+//! Models that run side by side on the reference engine: their memory, and loading.
 
 use mantissa_eval::Sequence;
-use mantissa_model::{Adapted, Buffers, KvCache, KvPolicy};
+use mantissa_model::{Adapted, Buffers, Decoder, KvCache, KvPolicy};
 use mantissa_quant::model_config;
 use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
+use crate::adapter;
+use crate::calibration::Calibration;
 use crate::error::Result;
 use crate::host::Host;
 use crate::model::BASE;
 
-/// Planned use of a model, for predicting memory.
-#[derive(Clone, Copy)]
+/// Model ready to run.
+pub struct LoadedModel {
+    /// Files of the model.
+    pub files: ModelFiles,
+    /// Loaded decoder.
+    pub decoder: Decoder,
+}
+
+impl LoadedModel {
+    /// Loads the model of `files`.
+    ///
+    /// # Errors
+    /// As [`Decoder::load`].
+    pub fn new(files: ModelFiles) -> Result<Self> {
+        Ok(LoadedModel { decoder: Decoder::load(&files)?, files })
+    }
+
+    /// Sets the KV cache policy, and learns its levels on `calibration`, drawn by a seed, if it needs them.
+    fn set_kv(
+        &mut self,
+        policy: &KvPolicy,
+        calibration: Option<(&Calibration, u64)>,
+        host: &Host,
+    ) -> Result<()> {
+        let set = match calibration {
+            Some((texts, seed)) if policy.is_calibrated() => texts.load(&self.files, None, seed, host)?,
+            _ => None,
+        };
+        let Some(set) = set else {
+            let stored = policy.is_calibrated() && self.files.kv_policy() == Some(&policy.to_string());
+            return if stored { Ok(()) } else { Ok(self.decoder.set_kv(policy)?) };
+        };
+        let (config, tokens) = (self.decoder.config(), set.windows.iter().map(Vec::len));
+        let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>() as u64);
+        // Hidden states of all tokens, and keys and values of one layer, each with a weight and an index.
+        let each = (config.hidden_size as u64).saturating_add(6 * config.key_value_width() as u64);
+        let needs =
+            Buffers::bytes_needed(config, longest, longest).saturating_add(all.saturating_mul(4 * each));
+        host.require_more_memory("calibration of the KV cache", needs)?;
+        Ok(self.decoder.set_kv_calibrated(policy, &set.windows)?)
+    }
+}
+
+/// Planned use of a model, for predicting memory and loading.
+#[derive(Clone, Copy, Default)]
 pub struct ModelUse<'a> {
     /// Tokens of the longest pass, whose hidden states are held at once.
     pub pass: usize,
@@ -25,6 +70,8 @@ pub struct ModelUse<'a> {
     pub logits: usize,
     /// KV cache policy of the first model, if other than its own.
     pub kv: Option<&'a KvPolicy>,
+    /// Calibration, and its seed, for a policy that learns levels.
+    pub calibration: Option<(&'a Calibration, u64)>,
     /// Adapter of the first model.
     pub adapter: Option<&'a AdapterFiles>,
 }
@@ -40,16 +87,34 @@ impl ModelUse<'_> {
             threads,
             cached: false,
             logits: mantissa_eval::ROWS,
-            kv: None,
-            adapter: None,
+            ..ModelUse::default()
         }
+    }
+
+    /// Loads the model of `files` and, if there is one, that of `other`, if memory holds them side by side.
+    ///
+    /// # Errors
+    /// As [`Decoder::load`]; not enough memory.
+    pub fn load(
+        self,
+        files: ModelFiles,
+        other: Option<ModelFiles>,
+        host: &Host,
+    ) -> Result<(LoadedModel, Option<LoadedModel>)> {
+        self.require(&std::iter::once(&files).chain(&other).collect::<Vec<_>>(), host)?;
+        let mut model = LoadedModel { decoder: adapter::decoder(&files, self.adapter)?, files };
+        let other = other.map(LoadedModel::new).transpose()?;
+        if let Some(policy) = self.kv {
+            model.set_kv(policy, self.calibration, host)?;
+        }
+        Ok((model, other))
     }
 
     /// Checks that memory holds the models of these files side by side.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn require(self, models: &[ModelFiles], host: &Host) -> Result<()> {
+    pub fn require(self, models: &[&ModelFiles], host: &Host) -> Result<()> {
         let (what, needs) = self.needed(models)?;
         Ok(host.require_memory(&what, needs)?)
     }
@@ -58,7 +123,7 @@ impl ModelUse<'_> {
     ///
     /// # Errors
     /// As [`model_config`].
-    pub fn needed(self, models: &[ModelFiles]) -> Result<(String, u64)> {
+    pub fn needed(self, models: &[&ModelFiles]) -> Result<(String, u64)> {
         let mut needs = BASE;
         for (i, files) in models.iter().enumerate() {
             let used = if i == 0 { self } else { ModelUse { kv: None, adapter: None, ..self } };

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::default_text;
 use crate::error::{BadInput, InPlace, Result};
+use crate::escape::quoted;
 use crate::host::Host;
 use crate::model::{self, ModelPath, load_tokenizer};
 use crate::tasks::OutputTasks;
@@ -115,6 +116,19 @@ impl MeasuredText {
         }
         let path = self.text.clone().or_else(|| self.tokens.as_ref().map(PathBuf::from)).unwrap_or_default();
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Returns the options that measure on the text and those that calibrate on it, for a command; `None` without a
+    /// text.
+    pub fn options(&self) -> Option<(String, String)> {
+        let of = |name: &str, value: &str| format!("--{name} {}", quoted(Path::new(value)));
+        if let Some(tokens) = &self.tokens {
+            return Some((of("tokens", tokens), of("calibration-tokens", tokens)));
+        }
+        let text = self.text.as_ref()?.display().to_string();
+        let length = self.context.map_or_else(String::new, |context| format!(" --length {context}"));
+        let context = self.context.map_or_else(String::new, |context| format!(" --context {context}"));
+        Some((of("text", &text) + &context, of("calibration", &text) + &length))
     }
 
     fn cut(&self, path: &Path, model: &Path, host: &Host) -> Result<Vec<Sequence>> {

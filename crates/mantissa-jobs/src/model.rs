@@ -12,6 +12,7 @@ use mantissa_store::shards::MAX_CONFIG_BYTES;
 use mantissa_store::{Checkpoint, Error, INDEX_NAME, Shown, interrupted_publication, json};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::embedded;
 use crate::error::{BadInput, InPlace, Result};
 use crate::host::Host;
 use crate::run_names::{ADAPTER, MANIFEST, MODEL};
@@ -155,17 +156,25 @@ pub struct ModelPath {
 }
 
 impl ModelPath {
-    /// Finds the model that `named` stands for.
+    /// Finds the model that `named` stands for; [`embedded::NAME`] is the model inside the program, which is unpacked,
+    /// unless there is such a file or model folder.
+    ///
+    /// # Errors
+    /// No folder for temporary files.
+    pub fn find(named: impl Into<PathBuf>) -> Result<Self, Error> {
+        let named = named.into();
+        if named.as_os_str() == embedded::NAME && !named.is_file() && !named.join("config.json").exists() {
+            return Ok(ModelPath { named, at: embedded::folder()?, embedded: true });
+        }
+        Ok(ModelPath::new(named))
+    }
+
+    /// Finds the model in the files at `named`.
     pub fn new(named: impl Into<PathBuf>) -> Self {
         let named = named.into();
         let folder = folder_of(&named).map(Path::to_owned);
         let at = folder.or_else(|| trained_model(&named)).unwrap_or_else(|| named.clone());
         ModelPath { named, at, embedded: false }
-    }
-
-    /// Describes a model that the program has unpacked into the folder `at`.
-    pub fn embedded(named: impl Into<PathBuf>, at: impl Into<PathBuf>) -> Self {
-        ModelPath { named: named.into(), at: at.into(), embedded: true }
     }
 
     /// Returns the path for commands that accept a single weight file: the named file, or else the model's
@@ -205,6 +214,11 @@ impl ModelPath {
         if self.named.is_file() { &self.at } else { &self.named }
     }
 
+    /// Returns the location for reports: the name of a model inside the program.
+    pub fn shown(&self) -> &Path {
+        if self.embedded { &self.named } else { &self.at }
+    }
+
     /// True for a model inside the program.
     pub fn is_embedded(&self) -> bool {
         self.embedded
@@ -242,6 +256,6 @@ impl Serialize for ModelPath {
 
 impl<'de> Deserialize<'de> for ModelPath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        PathBuf::deserialize(deserializer).map(ModelPath::new)
+        ModelPath::find(PathBuf::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
 }

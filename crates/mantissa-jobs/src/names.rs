@@ -1,8 +1,10 @@
 //! Values of libraries below as their names, for serialized jobs.
 
+use std::fmt::Display;
 use std::ops::Deref;
+use std::str::FromStr;
 
-use mantissa_num::Scheme;
+use mantissa_model::StopReason;
 use mantissa_plan::contract::Target;
 use mantissa_store::convention::Container;
 use serde::de::Error;
@@ -50,18 +52,46 @@ impl<'de> Deserialize<'de> for TargetName {
     }
 }
 
-/// Scheme, serialized as its text.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SchemeName(pub Scheme);
+/// Value of a library below, serialized as its text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AsText<T>(pub T);
 
-impl Serialize for SchemeName {
+impl<T> Deref for AsText<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Display> Serialize for AsText<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for SchemeName {
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for AsText<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map(SchemeName).map_err(D::Error::custom)
+        String::deserialize(deserializer)?.parse().map(AsText).map_err(D::Error::custom)
+    }
+}
+
+/// Engine that runs a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Repacked weights, quantized activations.
+    Fast,
+    /// Dense f32 matmuls.
+    Reference,
+}
+
+/// Returns the name of a reason for the end of a text.
+pub fn stop_name(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::Length => "length",
+        StopReason::Token(_) => "stop token",
+        StopReason::Caller => "caller",
+        StopReason::Constraint => "constraint",
     }
 }

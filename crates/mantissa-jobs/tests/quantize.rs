@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 /// Model with a tokenizer, that of the binary's demo.
 fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo/model")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model")
 }
 
 /// What a host was shown.

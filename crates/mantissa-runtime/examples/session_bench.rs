@@ -16,9 +16,9 @@ use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, S
 use mantissa_store::convention::ModelFiles;
 
 /// Text of the tasks: held-out stories, code and prose of the demo model.
-const STORIES: &str = include_str!("../../mantissa/demo/text/stories.txt");
-const CODE: &str = include_str!("../../mantissa/demo/text/code.txt");
-const PROSE: &str = include_str!("../../mantissa/demo/text/prose.txt");
+const STORIES: &str = include_str!("../../mantissa-jobs/demo/text/stories.txt");
+const CODE: &str = include_str!("../../mantissa-jobs/demo/text/code.txt");
+const PROSE: &str = include_str!("../../mantissa-jobs/demo/text/prose.txt");
 const SEPARATOR: &str = "<|endoftext|>";
 
 /// Renamings of the edit tasks: the output is the text with the second word in place of the first.

@@ -12,11 +12,11 @@ use mantissa_plan::contract::Engine;
 
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
-use crate::embedded;
 use crate::error::{Exit, exit_of, print_error, resumes};
 use crate::help;
 use crate::interrupt;
 use crate::output;
+use mantissa_jobs::embedded;
 
 /// Quantize LLMs, measure the loss, verify the files, run them
 #[derive(Parser)]

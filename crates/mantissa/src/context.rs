@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use mantissa_eval::TokenError;
-use mantissa_jobs::{Allowed, Host, JobError, RenderChat};
+use mantissa_jobs::{Allowed, Host, RenderChat};
 use mantissa_store::{Kind, Output, Paths};
 use serde::Serialize;
 
@@ -214,20 +213,5 @@ impl Context {
     /// Makes the error of work that needs `more` than the `left` bytes of [`Host::memory_left`].
     pub fn over_memory(&self, what: &str, more: u64, left: u64) -> anyhow::Error {
         self.host.over_memory(what, more, left).into()
-    }
-
-    /// Runs `read`, which tokenizes texts, as [`Host::reading_texts`] does.
-    ///
-    /// # Errors
-    /// Those of `read`; [`OverMemory`](crate::error::OverMemory) if it runs out of memory.
-    pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.host.counting_texts(read).map_err(|error| match error.downcast::<TokenError>() {
-            Ok(error) => self.host.of_tokens(error).into(),
-            Err(error) => match error.downcast::<JobError>() {
-                Ok(JobError::Tokens(error)) => self.host.of_tokens(*error).into(),
-                Ok(error) => error.into(),
-                Err(error) => error,
-            },
-        })
     }
 }

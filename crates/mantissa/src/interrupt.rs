@@ -105,14 +105,6 @@ pub fn settle() {
     }
 }
 
-/// Runs `work`, which polls [`received`] and then returns within a time that it bounds itself. The process ends normally
-/// after it; a second signal ends it at once.
-pub fn serving<T>(work: impl FnOnce() -> T) -> T {
-    PATIENT.store(true, Ordering::SeqCst);
-    ORDERLY.store(true, Ordering::SeqCst);
-    work()
-}
-
 fn exit_of(signal: i32) -> Option<Exit> {
     match signal {
         SIGINT => Some(Exit::Interrupted),

@@ -8,7 +8,6 @@
 
 // Layer: text, tables and the machine.
 mod columns;
-mod embedded;
 mod help;
 mod table;
 mod terminal;

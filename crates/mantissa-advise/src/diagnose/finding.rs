@@ -1,6 +1,7 @@
 //! Findings and their places.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Serialize;
 
@@ -18,6 +19,17 @@ pub struct Location {
     /// Token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<TokenAt>,
+}
+
+/// Prints layer, part and channel: `layer 3, mlp.down_proj, channel 7`.
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layer) = self.layer {
+            write!(f, "layer {layer}, ")?;
+        }
+        f.write_str(&self.part)?;
+        self.channel.map_or(Ok(()), |channel| write!(f, ", channel {channel}"))
+    }
 }
 
 /// Token of the text.

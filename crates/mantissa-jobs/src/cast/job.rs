@@ -15,6 +15,7 @@ use crate::error::{BadInput, Result};
 use crate::float_tensor::FloatTensor;
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
+use crate::names::AsText;
 use crate::progress::Unit;
 
 /// Arguments of a cast.
@@ -37,9 +38,8 @@ pub struct CastArguments {
 #[serde(deny_unknown_fields)]
 pub struct Cast {
     input: PathBuf,
-    /// Scheme as text, which has no rounding between codes.
-    #[serde(with = "as_text")]
-    scheme: Scheme,
+    /// Scheme without rounding between codes.
+    scheme: AsText<Scheme>,
     out: PathBuf,
     packed: bool,
     /// Seed of stochastic rounding; absent for rounding to nearest.
@@ -109,12 +109,12 @@ impl Cast {
             let found = format!("stochastic with {scheme}");
             return Err(BadInput::new("--round", found, "nearest for codebooks and block types").into());
         }
-        Ok(Cast { input, scheme, out, packed, stochastic })
+        Ok(Cast { input, scheme: AsText(scheme), out, packed, stochastic })
     }
 
     /// Returns the scheme with its rounding between codes.
     fn rounded(&self) -> Scheme {
-        let mut scheme = self.scheme.clone();
+        let mut scheme = self.scheme.0.clone();
         if let Some(seed) = self.stochastic {
             scheme.encoder.rounding = Rounding::Stochastic { seed };
         }
@@ -264,20 +264,5 @@ fn report(caster: &Caster<'_>, cost: &Cost) -> CastTensor {
         max_abs_error: cost.max_abs,
         bits_per_weight: caster.bits_per_weight(),
         non_finite: cost.non_finite,
-    }
-}
-
-/// Scheme of a serialized cast: its text.
-mod as_text {
-    use mantissa_num::Scheme;
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(scheme: &Scheme, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(scheme)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Scheme, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }

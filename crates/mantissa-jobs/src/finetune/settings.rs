@@ -1,6 +1,6 @@
 //! Settings of runs that start from a model.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use mantissa_train::config::RunConfig;
 use toml::{Table, Value};
@@ -42,22 +42,14 @@ impl Tuned<'_> {
         }
         let settings = toml::to_string(&self.settings(seed, host)?).map_err(unwritable)?;
         let settings = RunConfig::parse(self.name, &settings, &tuning.set)?;
-        Ok(Train::of_settings(self.name, self.base(), settings, tuning.start))
+        Ok(Train::of_settings(self.name, self.is_embedded(), settings, tuning.start))
     }
 
-    /// True if the model or the teacher is the embedded one.
+    /// True if the model or the teacher is the embedded one. Settings name it without its place, so that another process,
+    /// which unpacks it elsewhere, can resume the run.
     fn is_embedded(&self) -> bool {
         let teacher = self.teacher.iter().map(|(teacher, _)| *teacher);
         teacher.chain([self.model]).any(ModelPath::is_embedded)
-    }
-
-    /// Returns the folder that paths of the settings are relative to: that of the embedded model, so that the settings
-    /// name it without its place. Another process, which unpacks it elsewhere, can then resume the run.
-    fn base(&self) -> PathBuf {
-        let teacher = self.teacher.iter().map(|(teacher, _)| *teacher);
-        let embedded = teacher.chain([self.model]).find(|model| model.is_embedded());
-        let folder = embedded.and_then(|model| model.location().parent());
-        folder.map(Path::to_owned).unwrap_or_default()
     }
 
     /// Returns the place of a model in the settings.

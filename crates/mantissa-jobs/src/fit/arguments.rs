@@ -13,7 +13,7 @@ use crate::destination::Destination;
 use crate::error::Result;
 use crate::measured_text::Measure;
 use crate::model::ModelPath;
-use crate::names::{Format, SchemeName, TargetName};
+use crate::names::{AsText, Format, TargetName};
 use crate::tables::Tables;
 
 /// Arguments of a fit.
@@ -71,7 +71,7 @@ impl FitArguments {
             format_given: self.format.is_some(),
             budget: self.budget,
             methods: self.methods,
-            schemes: self.schemes.into_iter().map(SchemeName).collect(),
+            schemes: self.schemes.into_iter().map(AsText).collect(),
             tables: self.tables,
             calibration: self.calibration,
             targets: self.targets.into_iter().map(TargetName).collect(),

@@ -10,7 +10,7 @@ use crate::calibration::WeightedText;
 use crate::convert::Convert;
 use crate::error::{BadInput, Result};
 use crate::job::Job;
-use crate::names::{Format, SchemeName};
+use crate::names::{AsText, Format};
 use crate::quantize::{CalibrationDtype, Quantize, RecipeText, RoundChoice, WeightOptions};
 use crate::tables::{scheme, short_or_scheme};
 use crate::text::parse_bytes;
@@ -117,7 +117,7 @@ fn convert_option(
 ) -> std::result::Result<(), String> {
     match (option_name(argument).unwrap_or_default(), value(argument)) {
         ("format", Some(name)) => *named = Some(format(name)?),
-        ("requantize", Some(name)) => job.requantize = Some(SchemeName(scheme(name)?)),
+        ("requantize", Some(name)) => job.requantize = Some(AsText(scheme(name)?)),
         ("drop-inputs", None) => job.drop_inputs = true,
         ("max-shard-size", Some(size)) => job.max_shard_size = Some(parse_bytes(size)?),
         _ => return Err("expected an option of convert with its value".to_owned()),

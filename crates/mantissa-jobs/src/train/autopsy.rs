@@ -13,6 +13,7 @@ use super::setup::Setup;
 use super::source;
 use super::start::StartMode;
 use super::train_loop::decaying;
+use crate::embedded;
 use crate::error::{BadInput, Result};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
@@ -131,13 +132,15 @@ impl Job for TrainAutopsy {
 }
 
 /// Finds the folder that the settings' paths are relative to: that of the settings file, which the run's folder lies
-/// in, or the working directory.
+/// in, or the working directory, or that of the embedded model, if the run started from it.
 fn base(run: &Path, settings: &RunConfig) -> Result<PathBuf> {
     let out = Path::new(&settings.out);
     let full = run.canonicalize().unwrap_or_else(|_| run.to_owned());
     let parts = out.components().filter(|part| matches!(part, std::path::Component::Normal(_))).count();
     let above = full.ancestors().nth(parts).filter(|_| full.ends_with(out) && out.is_relative());
-    let candidates = [above.map(Path::to_owned), Some(PathBuf::new())];
+    let unpacked = settings.model.init.as_deref() == Some(embedded::NAME);
+    let unpacked = unpacked.then(embedded::parent).transpose()?;
+    let candidates = [above.map(Path::to_owned), Some(PathBuf::new()), unpacked];
     let inline = settings.model.architecture.is_some();
     let holds = |base: &PathBuf| inline || settings.model_config(base).is_file();
     candidates.into_iter().flatten().find(holds).ok_or_else(|| {

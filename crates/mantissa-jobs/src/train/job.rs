@@ -15,6 +15,7 @@ use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::start::StartMode;
 use super::train_loop::TrainLoop;
+use crate::embedded;
 use crate::error::{JobError, Result, resumes};
 use crate::escape::line;
 use crate::host::Host;
@@ -43,8 +44,10 @@ pub struct Train {
     /// Settings file, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
-    /// Folder that paths of the settings are relative to.
-    base: PathBuf,
+    /// Folder that paths of the settings are relative to; `None` for the parent of the embedded model, which every
+    /// process unpacks to another place. All other paths of the settings are then absolute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<PathBuf>,
     /// Settings with all defaults.
     #[serde(with = "as_toml")]
     settings: RunConfig,
@@ -119,12 +122,22 @@ impl Train {
         let name = config.display().to_string();
         let settings = RunConfig::parse(&name, &read_settings(config)?, set)?;
         let base = config.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Train { name, file: Some(config.clone()), base, settings, start: *start })
+        Ok(Train { name, file: Some(config.clone()), base: Some(base), settings, start: *start })
     }
 
-    /// Makes the run of `settings`, which messages call `name`, with paths relative to `base`.
-    pub(crate) fn of_settings(name: &str, base: PathBuf, settings: RunConfig, start: StartMode) -> Self {
+    /// Makes the run of `settings`, which messages call `name`; their paths are relative to the working folder, or if
+    /// they are `embedded`, to the place of the embedded model.
+    pub(crate) fn of_settings(name: &str, embedded: bool, settings: RunConfig, start: StartMode) -> Self {
+        let base = (!embedded).then(PathBuf::new);
         Train { name: name.to_owned(), file: None, base, settings, start }
+    }
+
+    /// Returns the folder that paths of the settings are relative to.
+    fn base(&self) -> Result<PathBuf> {
+        match &self.base {
+            Some(base) => Ok(base.clone()),
+            None => Ok(embedded::parent()?),
+        }
     }
 
     /// Returns the settings with all defaults.
@@ -134,7 +147,7 @@ impl Train {
 
     /// Returns the folder of the run.
     pub fn folder(&self) -> PathBuf {
-        self.base.join(&self.settings.out)
+        self.base.as_deref().unwrap_or(Path::new("")).join(&self.settings.out)
     }
 
     /// Predicts memory and weight decay of the run; writes nothing.
@@ -161,7 +174,7 @@ impl Train {
     }
 
     fn setup(&self, start: StartMode, host: &Host) -> Result<Setup> {
-        Setup::new(&self.settings, &self.name, &self.base, start, host)
+        Setup::new(&self.settings, &self.name, &self.base()?, start, host)
     }
 
     fn previous(&self) -> PreviousRun {
@@ -191,9 +204,11 @@ impl Job for Train {
     type Report = TrainReport;
 
     fn inputs(&self) -> Vec<PathBuf> {
-        let (base, settings) = (&self.base, &self.settings);
+        let (base, settings) = (self.base.as_deref().unwrap_or(Path::new("")), &self.settings);
         let mut inputs: Vec<PathBuf> = self.file.iter().cloned().collect();
-        if settings.model.architecture.is_none() {
+        // The embedded model is no file that is read.
+        let is_file = |model: &String| self.base.is_some() || *model != embedded::NAME;
+        if settings.model.architecture.is_none() && settings.model.init.as_ref().is_none_or(is_file) {
             inputs.push(settings.model_config(base));
         }
         if let Some(tokenizer) = &settings.model.tokenizer {
@@ -203,7 +218,8 @@ impl Job for Train {
             }
         }
         let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
-        for init in settings.model.init.iter().chain(teacher).map(|model| base.join(model)) {
+        let models = settings.model.init.iter().chain(teacher).filter(|model| is_file(model));
+        for init in models.map(|model| base.join(model)) {
             // Each file is listed too: it may be a link into the run's folder.
             let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
             inputs.extend(files.map(|file| file.path()));
@@ -237,7 +253,7 @@ impl Job for Train {
         let explain = |error| self.previous().explain(error);
         let folder = RunFolder::open(&run, start).map_err(explain)?;
         host.require_memory("train", needs + needs / 20)?;
-        let ready = ReadyRun::new(folder, &setup, settings, &self.base, host).map_err(explain)?;
+        let ready = ReadyRun::new(folder, &setup, settings, &self.base()?, host).map_err(explain)?;
         let mut about = self.description(&setup, needs, host);
         let begin = Instant::now();
         let mut train_loop = TrainLoop::new(ready, settings, &setup)?;
@@ -258,7 +274,7 @@ impl Job for Train {
         let (loss, results) = match outcome {
             Ok(found) => found,
             Err(error) => {
-                about.outcome = line(&error.with_causes());
+                about.outcome = line(&error.to_string());
                 // The first error matters more.
                 let _ = about.write(&run);
                 return Err(error);

@@ -1,7 +1,8 @@
-//! Training, inspection and casts as job values: they run, stop and resume to the same bytes, and are read back as they
-//! were written.
+//! Training, inspection, casts, measurements and servers as job values: they run, stop and resume to the same bytes, and
+//! are read back as they were written.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod measures;
 mod support;
 
 use std::fs;
@@ -14,7 +15,7 @@ use mantissa_jobs::finetune::{
 use mantissa_jobs::inspect::Inspect;
 use mantissa_jobs::job::{from_json, to_json};
 use mantissa_jobs::train::{StartMode, Train, TrainArguments, TrainAutopsy};
-use mantissa_jobs::{Job, JobError, ModelPath, Polling};
+use mantissa_jobs::{Job, JobError, ModelPath, Polling, embedded};
 use serde_json::Value;
 
 use support::host;
@@ -229,6 +230,28 @@ fn adapters_train_and_distillation_has_a_teacher() {
     whole.weights = TrainedWeights::Lora;
     let error = Distill::resolve(&whole, &granted).unwrap_err().to_string();
     assert!(error.starts_with("--scheme: expected --adapter none"), "{error}");
+}
+
+#[test]
+fn a_job_on_the_embedded_model_names_it_without_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = ModelPath::find(embedded::NAME).unwrap();
+    assert!(model.is_embedded() && model.inputs().is_empty());
+    let tuning = TuningArguments { merge: false, ..tuning(dir.path()) };
+    let arguments =
+        FinetuneArguments { model: model.clone(), weights: TrainedWeights::Lora, tuning, seed: 5 };
+    let probe = Train::resolve(&settings(dir.path())).unwrap();
+    let job = Finetune::resolve(&arguments, &host(&probe, None).0).unwrap();
+    let value = to_json(&job).unwrap();
+    let place = model.location().parent().unwrap().display().to_string();
+    assert!(!value.to_string().contains(&place), "{value}");
+    let read = from_json::<Finetune>("j", value).unwrap();
+    assert_eq!(read, job);
+    assert!(read.inputs().iter().all(|path| path.is_absolute() && path.exists()), "{:?}", read.inputs());
+    assert_eq!(read.run(&host(&read, None).0).unwrap().steps, 2);
+    let inspect = Inspect { model, stats: false };
+    assert!(from_json::<Inspect>("j", to_json(&inspect).unwrap()).unwrap().model.is_embedded());
+    embedded::remove();
 }
 
 #[test]

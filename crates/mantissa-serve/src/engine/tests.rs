@@ -32,7 +32,7 @@ impl Constraint for Panics {
 }
 
 fn engine(sequences: usize) -> Engine {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo/model");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa-jobs/demo/model");
     let model = FastModel::load(&ModelFiles::open(&dir).unwrap(), 1).unwrap();
     let options = EngineOptions {
         runtime: RuntimeOptions::batch(sequences, 256),

@@ -34,7 +34,7 @@ impl Render for Here {
 
 /// Serves until the standard input ends; writes the address first.
 pub fn serve() -> ExitCode {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo/model");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa-jobs/demo/model");
     let files = ModelFiles::open(&demo).unwrap();
     let grammars = Confinement::processes(|| {
         let mut command = Command::new(std::env::current_exe()?);

@@ -29,7 +29,7 @@ impl Render for Here {
 
 /// Folder of the model `demo`.
 pub fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo/model")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa-jobs/demo/model")
 }
 
 /// Settings of a server under test.

@@ -280,7 +280,7 @@ fn the_base_stays_and_threads_change_no_bit() {
 /// QLoRA of the embedded model learns a text: the loss on its other half falls, and the base stays.
 #[test]
 fn qlora_of_the_embedded_model_learns_a_domain() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa-jobs/demo");
     let files = ModelFiles::open(&demo.join("model")).unwrap();
     let tokenizer = mantissa_model::Tokenizer::load(&demo.join("model")).unwrap();
     let text = std::fs::read_to_string(demo.join("text/code.txt")).unwrap();

@@ -1,12 +1,7 @@
 //! Calibration options: `--calibration` and `--calibration-tokens`.
 
-use anyhow::Result;
 use mantissa_jobs::calibration::{Calibration, WeightedText};
-use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_store::Paths;
-use mantissa_store::convention::ModelFiles;
-
-use crate::context::Context;
 
 /// Calibration options of a command.
 #[derive(Clone, clap::Args)]
@@ -57,23 +52,5 @@ impl CalibrationArgs {
     /// Adds the calibration files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
         self.value().inputs().into_iter().for_each(|path| paths.read(path));
-    }
-
-    /// True if there is a text to tokenize.
-    pub fn is_text(&self) -> bool {
-        !self.calibration.is_empty()
-    }
-
-    /// Loads the calibration samples, if any, by the seed of the command. Text is split into documents at `split`.
-    ///
-    /// # Errors
-    /// As [`Calibration::load`].
-    pub fn load(
-        &self,
-        source: &ModelFiles,
-        split: Option<&str>,
-        context: &Context,
-    ) -> Result<Option<CalibrationSet>> {
-        Ok(self.value().load(source, split, context.seed, context)?)
     }
 }

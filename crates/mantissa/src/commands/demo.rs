@@ -21,11 +21,11 @@ use serde::Serialize;
 use super::execute::Execute;
 use super::report::texts::{self, Continuation};
 use crate::context::Context;
-use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, bytes, paragraph};
 use crate::progress::Unit;
+use mantissa_jobs::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 
 /// Recipes shown: every method and format, and the most common schemes.
 const RECIPES: [&str; 17] = [

@@ -3,30 +3,23 @@
 mod page;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
-use mantissa_advise::diagnose::{Finding, Names, Report, Request, SeenInput, diagnose, steps};
-use mantissa_eval::Sequence;
-use mantissa_jobs::default_text;
-use mantissa_model::{KvPolicy, Tokenizer};
-use mantissa_quant::{Quality, model_config};
+use mantissa_advise::diagnose::{Report, SeenInput};
+use mantissa_jobs::names::AsText;
+use mantissa_jobs::{Diagnose, DiagnoseReport, Job};
+use mantissa_model::KvPolicy;
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
-use super::doctor;
 use super::execute::Execute;
-use super::loaded_models::{self, Use};
-use super::model::{self, ModelPath};
-use super::next_steps::quoted;
-use super::tasks;
+use super::model::ModelPath;
 use super::text::{TextArgs, bound};
 use crate::context::Context;
-use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, labelled, paragraph};
-use crate::progress::Unit;
 
 /// Find what quantization will break, or has broken, and the remedy
 ///
@@ -74,110 +67,47 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Json<'a> {
-    model: &'a Path,
-    convention: &'static str,
     #[serde(flatten)]
-    report: &'a Report,
+    found: &'a DiagnoseReport,
     #[serde(skip_serializing_if = "Option::is_none")]
     page: Option<&'a PathBuf>,
+}
+
+impl Args {
+    /// Returns the job.
+    fn job(&self, seed: u64) -> Diagnose {
+        Diagnose {
+            model: self.model.job_path().clone(),
+            reference: self.reference.as_ref().map(|model| model.job_path().clone()),
+            text: self.text.value(),
+            calibration: self.calibration.value(),
+            kv: self.kv.iter().cloned().map(AsText).collect(),
+            max_kl: self.max_kl,
+            seed,
+        }
+    }
 }
 
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.text.paths(paths);
-        self.calibration.paths(paths);
-        self.reference.iter().for_each(|model| model.paths(paths));
+        *paths = self.job(0).paths();
         self.html.iter().for_each(|file| paths.write("--html", file, Kind::File));
         Ok(())
     }
 
     /// # Errors
-    /// Unreadable files or a model that cannot run; [`GateFailed`] if something is found.
+    /// Unreadable files or a model that cannot run; [`GateFailed`](crate::error::GateFailed) if something is found.
     fn run(&self, context: &Context) -> Result<()> {
-        let files = model::open(&self.model, context)?;
-        let reference = self.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
-        let windows = match self.text.sequences(&self.model, self.calibration.is_text(), context)? {
-            Some(windows) => windows,
-            None => context.reading_texts(|| doctor::prose(&self.model, context))?,
-        };
-        let calibration = self.calibration.load(&files, self.text.split(), context)?;
-        let calibration: Option<Vec<Sequence>> = calibration
-            .map(|set| set.windows.into_iter().map(|tokens| Sequence { tokens, from: 1 }).collect());
-        let used = Use::evaluation(&windows, context.threads);
-        let opened: &Path = &self.model;
-        let models: Vec<&Path> = std::iter::once(opened).chain(self.reference.as_deref()).collect();
-        loaded_models::require_memory_and(25, &models, used, context)?;
-        let tokenizer = Tokenizer::load(files.dir()).ok();
-        let retrieval = if self.kv.is_empty() { Vec::new() } else { tasks::retrieval()? };
-        let request = Request {
-            files: &files,
-            windows: &windows,
-            calibration: calibration.as_deref(),
-            reference: reference.as_ref(),
-            tokenizer: tokenizer.as_ref(),
-            kv: &self.kv,
-            retrieval: &retrieval,
-            max_kl: self.max_kl,
-            names: names(self, &files),
-            threads: context.threads,
-        };
-        let total = steps(&model_config(&files)?, calibration.is_some());
-        let progress = context.progress(total as u64, Unit::Items("steps"));
-        let report = diagnose(&request, &|done| progress.set(done as u64))?;
-        progress.finish();
-        let json = Json {
-            model: self.model.named(),
-            convention: files.convention_name(),
-            report: &report,
-            page: self.html.as_ref(),
-        };
+        let found = self.job(context.seed).run(context)?;
         if let Some(file) = &self.html {
-            page::page(self, json.convention, &report).write(&context.output(file)?)?;
+            page::page(self, &found).write(&context.output(file)?)?;
         }
-        context.report(&json, |out| human(out, &report, self))?;
-        let Some(first) = report.findings.first() else { return Ok(()) };
-        let more = match report.findings.len() {
-            1 => String::new(),
-            n => format!(" ({} more)", n - 1),
-        };
-        let message =
-            format!("{}: {}: {}{more}; fix: {}", first.examination, place(first), first.found, first.command);
-        Err(GateFailed::new(message).into())
+        let json = Json { found: &found, page: self.html.as_ref() };
+        context.report(&json, |out| human(out, &found.report, self))?;
+        Ok(found.require_nothing()?)
     }
-}
-
-/// Returns the names of the model and its texts in commands.
-fn names(args: &Args, files: &mantissa_store::convention::ModelFiles) -> Names {
-    let typed = quoted(args.model.typed());
-    let stem = args.model.typed().display().to_string();
-    let stem = stem.trim_end_matches('/').trim_end_matches(".gguf").to_owned();
-    let source = match &args.reference {
-        Some(source) => quoted(source.typed()),
-        None if files.config().is_some_and(|config| config.get("quantization_config").is_some()) => {
-            "SOURCE".to_owned()
-        }
-        None => typed.clone(),
-    };
-    let (text, calibrate) = args.text.options().unwrap_or_else(|| {
-        let default = default_text::NAME;
-        (format!("--text {default}"), format!("--calibration {default}"))
-    });
-    let quality = Quality::read(files.dir()).ok().flatten();
-    let weights =
-        quality.as_ref().map_or_else(|| "int8-channel".to_owned(), |quality| quality.weights.clone());
-    let again = args.reference.is_some().then(|| {
-        let recipe = quality.as_ref().map_or("bf16", |quality| quality.recipe.as_str());
-        let calibration = match quality.as_ref().and_then(|quality| quality.calibration.as_ref()) {
-            Some(_) => format!(" {calibrate}"),
-            None => String::new(),
-        };
-        let out = quoted(Path::new(&format!("{stem}-again")));
-        format!("mantissa quantize {source} --recipe {recipe}{calibration} --out {out}")
-    });
-    Names { model: typed, stem: quoted(Path::new(&stem)), source, text, calibrate, weights, again }
 }
 
 fn human(out: &mut dyn Write, report: &Report, args: &Args) -> io::Result<()> {
@@ -192,7 +122,7 @@ fn human(out: &mut dyn Write, report: &Report, args: &Args) -> io::Result<()> {
     for finding in &report.findings {
         writeln!(out)?;
         labelled(out, "finding", finding.examination)?;
-        labelled(out, "place", &place(finding))?;
+        labelled(out, "place", &finding.place.to_string())?;
         labelled(out, "found", &finding.found)?;
         labelled(out, "remedy", &finding.remedy)?;
         labelled(out, "command", &finding.command)?;
@@ -217,14 +147,6 @@ fn examined(report: &Report) -> Table {
         table.row([ran.name.to_owned(), ran.question.to_owned(), verdict]);
     }
     table
-}
-
-/// Describes the place of a finding.
-fn place(finding: &Finding) -> String {
-    let place = &finding.place;
-    let layer = place.layer.map_or_else(String::new, |layer| format!("layer {layer}, "));
-    let channel = place.channel.map_or_else(String::new, |channel| format!(", channel {channel}"));
-    format!("{layer}{}{channel}", place.part)
 }
 
 /// Lists what the pass has shown of every input.

@@ -1,27 +1,22 @@
 //! `mantissa diff`: the first token at which the greedy continuations of two models differ.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
-use mantissa_eval::{Candidate, Diff, diff};
-use mantissa_model::{Bos, Tokenizer};
+use mantissa_eval::Candidate;
+use mantissa_jobs::{
+    Compare, ComparePrompts, CompareReport, ComparedPrompt, ContinuedText, Job, NextToken, Parting,
+};
 use mantissa_store::Paths;
-use serde::Serialize;
 
 use super::execute::Execute;
-use super::loaded_models::{self, Use};
-use super::model::load_tokenizer;
-use super::model::{self, ModelPath};
-use super::render_chat;
-use super::run::stop_name;
-use super::text::{BosArg, read_text};
+use super::model::ModelPath;
+use super::text::BosArg;
 use crate::columns::side_by_side;
 use crate::context::Context;
-use crate::error::BadInput;
 use crate::help::Group;
 use crate::output::{Align, Table, number};
-use crate::progress::Unit;
 
 /// Show the first token at which two models part
 ///
@@ -69,220 +64,52 @@ pub struct Args {
     bos: BosArg,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    a: &'a Path,
-    b: &'a Path,
-    prompts: Vec<Compared>,
-}
-
-/// Comparison on one prompt.
-#[derive(Serialize)]
-struct Compared {
-    prompt: String,
-    prompt_tokens: usize,
-    /// Number of equal tokens after the prompt.
-    equal_tokens: usize,
-    /// Their text.
-    equal_text: String,
-    /// Mean of KL(A || B) over the equal tokens and the first difference, in nats.
-    kl_mean: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    difference: Option<Parting>,
-    a: Side,
-    b: Side,
-}
-
-/// Next-token distributions at the first difference.
-#[derive(Serialize)]
-struct Parting {
-    /// Index of the token after the prompt.
-    position: usize,
-    /// KL(A || B) there, in nats.
-    kl: f64,
-    a: Vec<Choice>,
-    b: Vec<Choice>,
-}
-
-/// Candidate for the next token.
-#[derive(Serialize)]
-struct Choice {
-    text: String,
-    #[serde(flatten)]
-    candidate: Candidate,
-}
-
-/// Continuation by one model.
-#[derive(Serialize)]
-struct Side {
-    text: String,
-    /// Text after the equal tokens.
-    own_text: String,
-    tokens: Vec<u32>,
-    stopped: &'static str,
+impl Args {
+    /// Returns the job.
+    fn job(&self) -> Compare {
+        let prompts = match (&self.prompts, &self.prompt) {
+            (Some(file), _) => ComparePrompts::File(file.clone()),
+            (None, prompt) => ComparePrompts::Text(prompt.clone().unwrap_or_default()),
+        };
+        Compare {
+            a: self.a.job_path().clone(),
+            b: self.b.job_path().clone(),
+            prompts,
+            tokens: self.tokens,
+            top: self.top,
+            chat: self.chat,
+            system: self.system.clone(),
+            bos: self.bos.into(),
+        }
+    }
 }
 
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.a.paths(paths);
-        self.b.paths(paths);
-        self.prompts.iter().for_each(|path| paths.read(path));
+        *paths = self.job().paths();
         Ok(())
     }
 
     /// # Errors
     /// Models that cannot be run or have different tokenizers; prompts that cannot be read.
     fn run(&self, context: &Context) -> Result<()> {
-        let prompts = prompts(self)?;
-        let files = [model::open_quietly(&self.a)?, model::open_quietly(&self.b)?];
-        let tokenizer = load_tokenizer(&files[0], context)?;
-        let other = load_tokenizer(&files[1], context)?;
-        same_vocabulary(
-            self,
-            [&tokenizer, &other],
-            [model::vocabulary(&files[0])?, model::vocabulary(&files[1])?],
-        )?;
-        let mut encoded = Vec::with_capacity(prompts.len());
-        for prompt in &prompts {
-            encoded.push(encode(self, prompt, [&tokenizer, &other], context)?);
-        }
-        drop(other);
-        let limit = model::context_length(&files[0])?.min(model::context_length(&files[1])?);
-        let longest = encoded.iter().map(Vec::len).max().unwrap_or(0);
-        let used = Use {
-            pass: longest.min(mantissa_model::PREFILL),
-            longest: longest.saturating_add(self.tokens as usize).min(limit),
-            threads: 1,
-            cached: true,
-            logits: 1,
-            kv: None,
-            calibration: None,
-            adapter: None,
-        };
-        let [a, b] = loaded_models::load_all([&*self.a, &*self.b], used, context)?;
-        let progress = context.progress(prompts.len() as u64, Unit::Items("prompts"));
-        let mut compared = Vec::with_capacity(prompts.len());
-        for (prompt, tokens) in prompts.into_iter().zip(&encoded) {
-            let new = (self.tokens as usize).min(limit.saturating_sub(tokens.len()).max(1));
-            let found = diff([&a.decoder, &b.decoder], tokens, new, self.top as usize)?;
-            compared.push(described(prompt, tokens, found, &tokenizer)?);
-            progress.set(compared.len() as u64);
-        }
-        progress.finish();
-        let report = Report { a: self.a.named(), b: self.b.named(), prompts: compared };
+        let report = self.job().run(context)?;
         context.report(&report, |out| human(out, &report))
     }
 }
 
-/// Returns the prompts.
-fn prompts(args: &Args) -> Result<Vec<String>> {
-    let Some(path) = &args.prompts else { return Ok(args.prompt.iter().cloned().collect()) };
-    let text = read_text(path)?;
-    let lines: Vec<String> =
-        text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
-    if lines.is_empty() {
-        let name = path.display().to_string();
-        return Err(BadInput::new(name, "no prompt", "at least one prompt, each on a line of its own").into());
-    }
-    Ok(lines)
-}
-
-/// Refuses models whose tokens mean different texts.
-fn same_vocabulary(args: &Args, tokenizers: [&Tokenizer; 2], sizes: [usize; 2]) -> Result<()> {
-    let refused = |found: String| {
-        let models = format!("{} and {}", args.a.named().display(), args.b.named().display());
-        let fix = "two models with the same tokenizer; fix: name a model and a quantized version of it";
-        Err(BadInput::new(models, found, fix).into())
-    };
-    if sizes[0] != sizes[1] {
-        return refused(format!("vocabularies of {} and {} tokens", sizes[0], sizes[1]));
-    }
-    match tokenizers[0].first_difference(tokenizers[1], sizes[0]) {
-        Some((id, [a, b])) => refused(format!("token {id} that is {a:?} in one and {b:?} in the other")),
-        None => Ok(()),
-    }
-}
-
-/// Tokenizes a prompt by both tokenizers, which must agree.
-fn encode(args: &Args, prompt: &str, tokenizers: [&Tokenizer; 2], context: &Context) -> Result<Vec<u32>> {
-    let rendered = match args.chat {
-        true => Some(render_chat::conversation(&args.a, tokenizers[0], args.system.as_deref(), prompt)?),
-        false => None,
-    };
-    let text = rendered.as_deref().unwrap_or(prompt);
-    context.require_more_memory(
-        "diff: tokens of the prompt",
-        (text.len() as u64).saturating_mul(Tokenizer::ENCODING),
-    )?;
-    // A chat template writes the special tokens itself.
-    let bos = if rendered.is_some() { Bos::Never } else { args.bos.into() };
-    let [a, b] = [tokenizers[0].encode(text, bos)?, tokenizers[1].encode(text, bos)?];
-    if a != b {
-        let found = format!("{} and {} tokens of the prompt {prompt:?}, not all equal", a.len(), b.len());
-        let fix = "two models with the same tokenizer; fix: name a model and a quantized version of it, or try --bos never";
-        let models = format!("{} and {}", args.a.named().display(), args.b.named().display());
-        return Err(BadInput::new(models, found, fix).into());
-    }
-    Ok(a)
-}
-
-/// Turns tokens into texts.
-fn described(prompt: String, tokens: &[u32], found: Diff, tokenizer: &Tokenizer) -> Result<Compared> {
-    let text = |from: &[u32], new: &[u32]| -> Result<String> {
-        let mut stream = tokenizer.stream();
-        stream.skip(from)?;
-        let pieces = new.iter().map(|&token| stream.push(token)).collect::<Result<String, _>>()?;
-        Ok(pieces + &stream.finish()?)
-    };
-    let equal = &found.continuations[0].tokens[..found.equal];
-    let before = [tokens, equal].concat();
-    let choice = |candidate: &Candidate| -> Result<Choice> {
-        let plain = text(&before, &[candidate.token])?;
-        // A special token has no text but a name.
-        let named = if plain.is_empty() { tokenizer.decode_with_special(&[candidate.token])? } else { plain };
-        Ok(Choice { text: named, candidate: *candidate })
-    };
-    let choices = |candidates: &[Candidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
-    let difference = match &found.difference {
-        None => None,
-        Some(at) => Some(Parting {
-            position: found.equal,
-            kl: at.kl,
-            a: choices(&at.top[0])?,
-            b: choices(&at.top[1])?,
-        }),
-    };
-    let equal_text = text(tokens, equal)?;
-    let kl_mean = found.kl.iter().sum::<f64>() / found.kl.len().max(1) as f64;
-    let prompt_tokens = tokens.len();
-    let equal_tokens = found.equal;
-    let [a, b] = found.continuations.map(|side| {
-        let own_text = text(&before, &side.tokens[equal_tokens..])?;
-        let stopped = stop_name(side.stopped);
-        Ok::<_, anyhow::Error>(Side {
-            text: text(tokens, &side.tokens)?,
-            own_text,
-            tokens: side.tokens,
-            stopped,
-        })
-    });
-    Ok(Compared { prompt, prompt_tokens, equal_tokens, equal_text, kl_mean, difference, a: a?, b: b? })
-}
-
-impl Side {
-    /// Returns the text after the equal tokens, or why there is none.
-    fn own(&self) -> &str {
-        let own = self.own_text.trim_start();
-        if own.is_empty() { "(end of the text)" } else { own }
-    }
+/// Returns the text after the equal tokens, or why there is none.
+fn own(side: &ContinuedText) -> &str {
+    let own = side.own_text.trim_start();
+    if own.is_empty() { "(end of the text)" } else { own }
 }
 
 /// Width of the two texts side by side.
 const WIDTH: usize = 80;
 
-fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
+fn human(out: &mut dyn Write, report: &CompareReport) -> io::Result<()> {
     for (i, prompt) in report.prompts.iter().enumerate() {
         if i > 0 {
             writeln!(out)?;
@@ -296,7 +123,7 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn human_prompt(out: &mut dyn Write, report: &Report<'_>, c: &Compared) -> io::Result<()> {
+fn human_prompt(out: &mut dyn Write, report: &CompareReport, c: &ComparedPrompt) -> io::Result<()> {
     writeln!(out, "prompt  {}", quoted(&c.prompt))?;
     writeln!(out, "equal   {} tokens: {}", c.equal_tokens, quoted(&c.equal_text))?;
     let Some(parting) = &c.difference else {
@@ -318,7 +145,7 @@ fn human_prompt(out: &mut dyn Write, report: &Report<'_>, c: &Compared) -> io::R
     writeln!(out)?;
     let heads = [format!("A: {}", report.a.display()), format!("B: {}", report.b.display())];
     side_by_side(out, WIDTH, [&heads[0], &heads[1]])?;
-    side_by_side(out, WIDTH, [c.a.own(), c.b.own()])
+    side_by_side(out, WIDTH, [own(&c.a), own(&c.b)])
 }
 
 /// Prints the most probable tokens of both models beside each other.
@@ -331,7 +158,7 @@ fn candidates(out: &mut dyn Write, parting: &Parting) -> io::Result<()> {
         ("p(B)", Align::Right),
         ("p(A)", Align::Right),
     ]);
-    let cells = |choice: &Choice| {
+    let cells = |choice: &NextToken| {
         let Candidate { p, p_other, .. } = choice.candidate;
         [clipped(&quoted(&choice.text), 22), format!("{p:.4}"), format!("{p_other:.4}")]
     };
@@ -342,7 +169,7 @@ fn candidates(out: &mut dyn Write, parting: &Parting) -> io::Result<()> {
 }
 
 /// Prints a line for each prompt.
-fn summary(out: &mut dyn Write, prompts: &[Compared]) -> io::Result<()> {
+fn summary(out: &mut dyn Write, prompts: &[ComparedPrompt]) -> io::Result<()> {
     let mut table = Table::new([
         ("prompt", Align::Left),
         ("equal tokens", Align::Right),

@@ -1,33 +1,18 @@
 //! `mantissa doctor`: finds the fault of a checkpoint with garbled output.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use anyhow::Result;
-use mantissa_advise::doctor::{
-    Diagnosis, Fault, Gain, Trial, Verdict, Whole, against, bytes_against, examine, steps,
-};
-use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
-use mantissa_model::{Bos, Tokenizer};
-use mantissa_quant::{as_in_gguf, model_config};
+use mantissa_advise::doctor::{Diagnosis, Gain, Trial, Whole};
+use mantissa_jobs::{Doctor, Job};
 use mantissa_store::Paths;
-use mantissa_store::convention::ModelFiles;
-use serde::Serialize;
 
 use super::execute::Execute;
-use super::loaded_models::{self, Use};
-use super::model::{self, ModelPath};
+use super::model::ModelPath;
 use super::text::TextArgs;
 use crate::context::Context;
-use crate::embedded;
-use crate::error::{BadInput, GateFailed};
 use crate::help::Group;
 use crate::output::{Align, Table, number, paragraph};
-use crate::progress::Unit;
-
-/// Tokens per window of the built-in text, and number of windows.
-const WINDOW: usize = 128;
-const WINDOWS: usize = 8;
 
 /// Garbled output? Find the fault of a checkpoint
 ///
@@ -58,107 +43,35 @@ pub struct Args {
     text: TextArgs,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    model: &'a Path,
-    convention: &'static str,
-    verdict: Verdict,
-    #[serde(flatten)]
-    diagnosis: &'a Diagnosis,
+impl Args {
+    /// Returns the job.
+    fn job(&self) -> Doctor {
+        Doctor {
+            model: self.model.job_path().clone(),
+            reference: self.reference.as_ref().map(|model| model.job_path().clone()),
+            text: self.text.value(),
+        }
+    }
 }
 
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.text.paths(paths);
-        self.reference.iter().for_each(|model| model.paths(paths));
+        *paths = self.job().paths();
         Ok(())
     }
 
     /// # Errors
-    /// Unreadable files or a model that cannot run; [`GateFailed`] if a fault is found.
+    /// Unreadable files or a model that cannot run; [`GateFailed`](crate::error::GateFailed) if a fault is found.
     fn run(&self, context: &Context) -> Result<()> {
-        let files = model::open(&self.model, context)?;
-        let given = self.text.sequences(&self.model, false, context)?;
-        let config = model_config(&files)?;
-        let total = if self.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
-        let progress = context.progress(total as u64, Unit::Items("steps"));
-        let told = |done: usize| progress.set(done as u64);
-        let diagnosis = match &self.reference {
-            Some(path) => compare(&files, path, &given.unwrap_or_default(), context, &told)?,
-            None => {
-                let sequences = match given {
-                    Some(sequences) => sequences,
-                    None => context.reading_texts(|| prose(&self.model, context))?,
-                };
-                // The unchanged model, and one altered reading of it.
-                let path: &Path = &self.model;
-                let used = Use::evaluation(&sequences, context.threads);
-                loaded_models::require_memory_and(15, &[path, path], used, context)?;
-                examine(&files, &sequences, context.threads, &told)?
-            }
-        };
-        progress.finish();
-        let report = Report {
-            model: &self.model,
-            convention: files.convention_name(),
-            verdict: diagnosis.verdict(),
-            diagnosis: &diagnosis,
-        };
-        context.report(&report, |out| human(out, &diagnosis))?;
-        if let Some(why) = diagnosis.undecided {
+        let report = self.job().run(context)?;
+        context.report(&report, |out| human(out, &report.diagnosis))?;
+        if let Some(why) = report.diagnosis.undecided {
             context.warn_all(&[format!("undecided: {why}")])?;
         }
-        let Some(Fault { tensor, alternative, cause, fix, .. }) = &diagnosis.fault else { return Ok(()) };
-        let repaired = alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
-        Err(GateFailed::new(format!("{tensor}: {cause}{repaired}; fix: {fix}")).into())
+        Ok(report.require_sound()?)
     }
-}
-
-/// Compares the model with its source at `path`.
-fn compare(
-    files: &ModelFiles,
-    path: &Path,
-    sequences: &[Sequence],
-    context: &Context,
-    progress: &dyn Fn(usize),
-) -> Result<Diagnosis> {
-    let reference = model::open_quietly(path)?;
-    let reference = if files.gguf().is_some() { as_in_gguf(reference)? } else { reference };
-    let needs = bytes_against(files, &reference, context.threads)?;
-    context.require_memory("doctor", model::BASE.saturating_add(needs))?;
-    Ok(against(files, &reference, sequences, context.threads, progress)?)
-}
-
-/// Tokenizes the built-in texts with the model's tokenizer.
-///
-/// # Errors
-/// No tokenizer, or not enough memory.
-pub(super) fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
-    let files = model::open_quietly(model)?;
-    let longest = embedded::DOMAINS.iter().map(|domain| domain.held_out.len()).max().unwrap_or(0) as u64;
-    let needs = Tokenizer::bytes_to_load(files.dir()).saturating_add(longest * Tokenizer::ENCODING);
-    context.require_more_memory("doctor: tokenizer and built-in text", needs)?;
-    let tokenizer = Tokenizer::load(files.dir()).map_err(|error| {
-        let found = format!("no tokenizer for the built-in text ({error})");
-        BadInput::new(
-            model.display().to_string(),
-            found,
-            "a tokenizer, --tokens FILE.json, or --reference SOURCE",
-        )
-    })?;
-    let window = WINDOW.min(model::context_length(&files)?);
-    let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
-    let text = embedded::DOMAINS.iter().map(|domain| domain.held_out).collect::<Vec<_>>();
-    let mut all = Vec::new();
-    for text in text {
-        let text = text.split(embedded::SEPARATOR).next().unwrap_or(text);
-        all.extend(sequences_from_text("built-in text", text, &tokenizer, &options)?);
-    }
-    all.truncate(WINDOWS);
-    Ok(all)
 }
 
 fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_advise::remedy::{self, Remedy};
 use mantissa_jobs::choose;
-use mantissa_jobs::lint::Remedies;
-use mantissa_plan::contract::{Report, Subject, Target};
+use mantissa_jobs::lint::{Artifact, Remedies};
+use mantissa_plan::contract::{Report, Target};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
@@ -14,54 +14,7 @@ use super::next_steps::{quoted, serve};
 /// Stands for the unquantized model in a fix.
 const SOURCE: &str = "SOURCE";
 
-/// Replaces the fixes of `report` by commands on the artifact at `model`, described by `subject`. `source` is the
-/// model that it was made from, if known.
-pub fn of_artifact(
-    report: &mut Report,
-    target: &Target,
-    (model, files, subject): (&Path, &ModelFiles, &Subject),
-    source: Option<(&Path, &ModelFiles)>,
-) {
-    let place = quoted(model);
-    let found = asked(report).and_then(|strict| {
-        remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
-    });
-    let command = found.and_then(|remedy| Some(match remedy {
-        Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &subject.convention, model),
-        Remedy::FromSource => {
-            let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
-            let bits = match choose::loading_bits(subject, target)? {
-                choose::BITS => String::new(),
-                bits => format!(" --bits {bits}"),
-            };
-            format!("mantissa quantize {from} --for {target}{bits}")
-        }
-        Remedy::Convert { format } => {
-            format!("mantissa convert {place} --format {format} --out {}", out(model, format, format))
-        }
-        Remedy::Requantize { scheme, format } => {
-            let out = out(model, &scheme, format);
-            format!(
-                "mantissa convert {place} --requantize {scheme} --format {format} --out {out} # rounds a second time"
-            )
-        }
-        Remedy::Quantize { recipe, format, default } => {
-            let from = source.map_or_else(|| place.clone(), |(path, _)| quoted(path));
-            let (named, out) = (named(format, default), out(model, &recipe, format));
-            format!("mantissa quantize {from} --recipe {recipe}{named} --for {target} --out {out}")
-        }
-    }));
-    apply(report, command.as_deref());
-    // Edits name the file at hand.
-    for finding in &mut report.findings {
-        finding.fix = finding.fix.replace("MODEL", &place);
-    }
-    for fix in report.unchecked.iter_mut().filter_map(|one| one.fix.as_mut()) {
-        *fix = fix.replace("MODEL", &place);
-    }
-}
-
-/// Words fixes as the command line that was given, with another recipe.
+/// Words fixes as commands: of a plan the command line that was given, with another recipe, of a model others on it.
 pub struct GivenLine;
 
 impl Remedies for GivenLine {
@@ -80,6 +33,47 @@ impl Remedies for GivenLine {
             _ => None,
         });
         apply(report, command.as_deref());
+    }
+
+    fn of_artifact(&self, report: &mut Report, target: &Target, artifact: &Artifact<'_>) {
+        let &Artifact { place: model, files, subject, source } = artifact;
+        let place = quoted(model);
+        let found = asked(report).and_then(|strict| {
+            remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
+        });
+        let command = found.and_then(|remedy| Some(match remedy {
+            Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &subject.convention, model),
+            Remedy::FromSource => {
+                let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
+                let bits = match choose::loading_bits(subject, target)? {
+                    choose::BITS => String::new(),
+                    bits => format!(" --bits {bits}"),
+                };
+                format!("mantissa quantize {from} --for {target}{bits}")
+            }
+            Remedy::Convert { format } => {
+                format!("mantissa convert {place} --format {format} --out {}", out(model, format, format))
+            }
+            Remedy::Requantize { scheme, format } => {
+                let out = out(model, &scheme, format);
+                format!(
+                    "mantissa convert {place} --requantize {scheme} --format {format} --out {out} # rounds a second time"
+                )
+            }
+            Remedy::Quantize { recipe, format, default } => {
+                let from = source.map_or_else(|| place.clone(), |(path, _)| quoted(path));
+                let (named, out) = (named(format, default), out(model, &recipe, format));
+                format!("mantissa quantize {from} --recipe {recipe}{named} --for {target} --out {out}")
+            }
+        }));
+        apply(report, command.as_deref());
+        // Edits name the file at hand.
+        for finding in &mut report.findings {
+            finding.fix = finding.fix.replace("MODEL", &place);
+        }
+        for fix in report.unchecked.iter_mut().filter_map(|one| one.fix.as_mut()) {
+            *fix = fix.replace("MODEL", &place);
+        }
     }
 }
 

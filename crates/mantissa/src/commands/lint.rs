@@ -6,19 +6,16 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_advise::subject;
-use mantissa_jobs::lint::line;
-use mantissa_jobs::memory::PROCESS;
-use mantissa_plan::contract::{ENGINES, Report, Subject, Target, lint};
+use mantissa_jobs::names::TargetName;
+use mantissa_jobs::{Job, Lint};
+use mantissa_plan::contract::{ENGINES, Report, Target};
 use mantissa_store::Paths;
-use serde::Serialize;
 
 use super::execute::Execute;
-use super::fixes;
-use super::model::{self, ModelPath};
+use super::fixes::GivenLine;
+use super::model::ModelPath;
 use super::next_steps::quoted;
 use crate::context::Context;
-use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::paragraph;
 
@@ -59,61 +56,37 @@ pub fn target(text: &str) -> Result<Target, String> {
     Target::parse(text).map_err(|error| error.to_string())
 }
 
-#[derive(Serialize)]
-struct Linted<'a> {
-    model: &'a Path,
-    convention: &'static str,
-    ok: bool,
-    reports: &'a [Report],
+impl Args {
+    /// Returns the job.
+    fn job(&self) -> Lint {
+        Lint {
+            model: self.model.job_path().clone(),
+            targets: self.targets.iter().copied().map(TargetName).collect(),
+            reference: self.reference.as_ref().map(|model| model.job_path().clone()),
+        }
+    }
 }
 
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.reference.iter().for_each(|model| model.paths(paths));
+        *paths = self.job().paths();
         Ok(())
     }
 
     /// # Errors
-    /// Unreadable files; [`GateFailed`] if a rule is broken.
+    /// Unreadable files; [`GateFailed`](crate::error::GateFailed) if a rule is broken.
     fn run(&self, context: &Context) -> Result<()> {
-        let files = model::open(&self.model, context)?;
-        let reference = self.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
-        let needs = subject::bytes_of_artifact(&files, reference.as_ref())?;
-        context.require_memory("lint", PROCESS.saturating_add(needs))?;
-        let subject = subject::of_artifact(&files, reference.as_ref())?;
-        let source = self.reference.as_ref().zip(reference.as_ref());
-        let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
-        let targets = if self.targets.is_empty() { readers(&subject) } else { self.targets.clone() };
-        let checked = |target: &Target| {
-            let mut report = lint(&subject, target);
-            let source = source.map(|(path, files)| (path.typed(), files));
-            fixes::of_artifact(&mut report, target, (self.model.typed(), &files, &subject), source);
-            report
-        };
-        let reports: Vec<_> = targets.iter().map(checked).collect();
-        let ok = !reports.iter().any(Report::fails);
-        let linted =
-            Linted { model: &self.model, convention: files.convention_name(), ok, reports: &reports };
-        context.report(&linted, |out| match self.targets.is_empty() {
-            true => overview(out, self.model.typed(), &reports),
-            false => reports.iter().try_for_each(|report| text::report(out, report)),
+        let found = self.job().check(&GivenLine, context)?;
+        context.report(&found, |out| match self.targets.is_empty() {
+            true => overview(out, self.model.typed(), &found.reports),
+            false => found.reports.iter().try_for_each(|report| text::report(out, report)),
         })?;
-        let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
         // The report has them already.
-        context.refuse_warnings(&warnings.map(line).collect::<Vec<_>>())?;
-        conclude(self.model.typed(), &reports)
+        context.refuse_warnings(&found.warnings())?;
+        Ok(found.require_ok(self.model.typed())?)
     }
-}
-
-/// Returns the engines that read the format and the schemes of a model, each on one GPU.
-fn readers(subject: &Subject) -> Vec<Target> {
-    // What was observed in the files decides whether they are sound, not which engines read their kind.
-    let bare = Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..subject.clone() };
-    let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
-    targets.filter(|target| !lint(&bare, target).fails()).collect()
 }
 
 /// Prints one line for each engine that reads the model, and names the others.
@@ -127,20 +100,4 @@ fn overview(out: &mut dyn Write, model: &Path, reports: &[Report]) -> io::Result
         writeln!(out, "reasons: mantissa lint {} --for {first}", quoted(model))?;
     }
     Ok(())
-}
-
-/// Fails with the names of the broken rules, if any; the report has the findings.
-fn conclude(model: &Path, reports: &[Report]) -> Result<()> {
-    let broken = |report: &Report| {
-        let failing = report.findings.iter().filter(|finding| finding.severity.fails());
-        let mut rules: Vec<_> = failing.map(|finding| finding.rule).collect();
-        rules.dedup();
-        let noun = if rules.len() == 1 { "rule" } else { "rules" };
-        format!("{} {noun} broken for {}: {}", rules.len(), report.target, rules.join(", "))
-    };
-    let broken: Vec<_> = reports.iter().filter(|report| report.fails()).map(broken).collect();
-    match broken.is_empty() {
-        true => Ok(()),
-        false => Err(GateFailed::new(format!("{}: {}", model.display(), broken.join("; "))).into()),
-    }
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use mantissa_advise::subject;
+pub use mantissa_jobs::escape::quoted;
 use mantissa_jobs::memory;
 use mantissa_plan::contract::{Engine, Target, installs, loads_in};
 use mantissa_quant::Plan;
@@ -84,17 +85,6 @@ fn transformers(convention: &str, out: &Path) -> String {
 fn python(text: &OsStr) -> String {
     let escaped = text.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
     format!("\"{escaped}\"")
-}
-
-/// Returns a path, or another word of a command, quoted for a POSIX shell if it needs that.
-pub fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+=@%:,".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    }
 }
 
 #[cfg(test)]

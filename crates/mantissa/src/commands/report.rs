@@ -24,11 +24,11 @@ use super::execute::Execute;
 use super::model::{self, ModelPath};
 use super::next_steps::quoted;
 use crate::context::Context;
-use crate::embedded;
 use crate::error::BadInput;
 use crate::help::Group;
 use crate::output::labelled;
 use crate::report::Page;
+use mantissa_jobs::embedded;
 
 /// Write an HTML page for a training run or a quantized model
 ///

@@ -2,7 +2,7 @@
 
 mod answer;
 mod args;
-pub(super) mod fast;
+mod fast;
 mod interactive;
 mod prompt;
 mod reference;
@@ -11,7 +11,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
+use mantissa_jobs::adapter;
 use mantissa_jobs::machine::peak_anonymous;
+use mantissa_jobs::names::stop_name;
 use mantissa_model::KvPolicy;
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
@@ -26,7 +28,6 @@ use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
 
-pub use self::answer::stop_name;
 pub use self::args::{Args, Engine};
 
 #[derive(Serialize)]
@@ -42,7 +43,7 @@ struct Report<'a> {
     tokens: &'a [u32],
     prompt_tokens: usize,
     stopped: &'static str,
-    engine: Engine,
+    engine: mantissa_jobs::names::Engine,
     /// KV cache policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<String>,
@@ -78,7 +79,7 @@ impl Execute for Args {
     /// A model or prompt that cannot be run; standard output.
     fn run(&self, context: &Context) -> Result<()> {
         let files = model::open(&self.model, context)?;
-        let tokenizer = self.adapter.templates(load_tokenizer(&files, context)?)?;
+        let tokenizer = adapter::templates(load_tokenizer(&files, context)?, self.adapter.named())?;
         let (engine, reason) = engine(self, &files)?;
         if self.interactive {
             reason.iter().for_each(|reason| context.note(reason));
@@ -101,11 +102,10 @@ impl Execute for Args {
                 ((answer, loaded.kv_bytes_per_token(), session.drafted()), load)
             }
             Engine::Reference => {
-                let model = reference::load(self, prompt.tokens.len(), limit, context)?;
+                let decoder = reference::load(self, prompt.tokens.len(), limit, context)?;
                 let load = start.elapsed();
-                let answer =
-                    reference::answer(&model.decoder, &tokenizer, &prompt.tokens, &options, context)?;
-                ((answer, model.decoder.kv_bytes_per_token(), None), load)
+                let answer = reference::answer(&decoder, &tokenizer, &prompt.tokens, &options, context)?;
+                ((answer, decoder.kv_bytes_per_token(), None), load)
             }
         };
         let (answer, kv_bytes_per_token, speculation) = done;
@@ -118,7 +118,7 @@ impl Execute for Args {
             tokens: &answer.tokens,
             prompt_tokens: prompt.tokens.len(),
             stopped: stop_name(answer.stopped),
-            engine,
+            engine: engine.into(),
             kv: self.kv.as_ref().map(KvPolicy::to_string).or_else(|| files.kv_policy().map(str::to_owned)),
             kv_bytes_per_token,
             load_seconds: load.as_secs_f64(),

@@ -4,19 +4,12 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use mantissa_eval::tasks::{Group, Score};
-use mantissa_jobs::tasks::{OutputTasks, inputs};
-pub use mantissa_jobs::tasks::{Read, note_guessing, retrieval};
+use mantissa_jobs::tasks::OutputTasks;
 use mantissa_quant::TaskScore;
-use mantissa_store::Paths;
 
 use super::text::bound;
 use crate::output::{Align, Table, labelled};
 use crate::report::{Html, Page, table};
-
-/// Adds the task files that are read.
-pub fn paths(given: &[PathBuf], paths: &mut Paths) {
-    inputs(given).for_each(|path| paths.read(path));
-}
 
 /// Tasks that a command runs on its output before it appears.
 #[derive(clap::Args)]

@@ -1,16 +1,9 @@
 //! Text options of a command, and the windows they select.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Result;
-use mantissa_eval::Sequence;
 use mantissa_jobs::measured_text::{BosChoice, MeasuredText};
-pub use mantissa_jobs::settings::{read_settings, read_text};
 use mantissa_model::Bos;
-use mantissa_store::Paths;
-
-use super::next_steps::quoted;
-use crate::context::Context;
 
 /// Options that select a text. Flattened into a command, which can require one with `requires =
 /// "measured_on"`.
@@ -123,42 +116,5 @@ impl TextArgs {
             docs: self.docs.clone(),
             limit: self.limit,
         }
-    }
-
-    /// Adds the text files to the inputs of a command.
-    pub fn paths(&self, paths: &mut Paths) {
-        self.value().inputs().into_iter().for_each(|path| paths.read(path));
-    }
-
-    /// Returns the BOS policy.
-    pub fn bos(&self) -> Bos {
-        self.value().bos()
-    }
-
-    /// Returns the separator of documents.
-    pub fn split(&self) -> Option<&str> {
-        self.split.as_deref()
-    }
-
-    /// Returns the windows, tokenized for `model`; `None` without a text. `another` is true if the command
-    /// splits another text at the same separator.
-    ///
-    /// # Errors
-    /// As [`MeasuredText::sequences`].
-    pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
-        Ok(self.value().sequences(model, another, context)?)
-    }
-
-    /// Returns the options that measure on the text and those that calibrate on it, for a command; `None` without a
-    /// text.
-    pub fn options(&self) -> Option<(String, String)> {
-        let of = |name: &str, value: &str| format!("--{name} {}", quoted(Path::new(value)));
-        if let Some(tokens) = &self.tokens {
-            return Some((of("tokens", tokens), of("calibration-tokens", tokens)));
-        }
-        let text = self.text.as_ref()?.display().to_string();
-        let length = self.context.map_or_else(String::new, |context| format!(" --length {context}"));
-        let context = self.context.map_or_else(String::new, |context| format!(" --context {context}"));
-        Some((of("text", &text) + &context, of("calibration", &text) + &length))
     }
 }

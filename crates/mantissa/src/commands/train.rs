@@ -14,16 +14,16 @@ use mantissa_jobs::train::{
 };
 use mantissa_store::Paths;
 use mantissa_train::config::RunConfig;
-use mantissa_train::{GemmHealth, Policy, recipes};
+use mantissa_train::{Policy, recipes};
 use serde::Serialize;
 
 use super::execute::Execute;
 use super::next_steps::quoted;
 use crate::context::Context;
-use crate::embedded;
 use crate::error::BadInput;
 use crate::help::Group;
 use crate::output::{Align, Table, bytes, count, labelled};
+use mantissa_jobs::embedded;
 
 /// Train a model from a TOML file
 ///
@@ -116,33 +116,10 @@ struct ShownPolicy<'a> {
 
 #[derive(Serialize)]
 struct Done<'a> {
-    run: &'a Path,
     #[serde(flatten)]
-    results: &'a Results,
-    #[serde(flatten)]
-    next: &'a Next,
-    steps: u64,
-    skipped: u64,
-    tokens: u64,
-    loss: Option<f64>,
-    /// Least loss on held-out text.
-    validation_loss: Option<f64>,
-    /// Step of the exported weights.
-    exported_step: u64,
-    seconds: f64,
-    predicted_peak_memory: u64,
-    /// Peak anonymous memory of this process in bytes.
-    measured_peak_memory: Option<u64>,
-    /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
-    worst_gemms: &'a [GemmHealth],
-}
-
-/// What to type next.
-#[derive(Serialize)]
-struct Next {
-    /// Command that runs the result.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    run: Option<String>,
+    report: &'a TrainReport,
+    /// Commands to type next.
+    next: Vec<String>,
 }
 
 impl Execute for Args {
@@ -206,23 +183,10 @@ pub(super) fn execute(job: &Train, preview: bool, context: &Context) -> Result<(
         return dry_run(job, context);
     }
     let report = job.run(context)?;
-    let next = Next { run: command(job.settings(), &report.results) };
-    let done = Done {
-        run: &report.run,
-        results: &report.results,
-        next: &next,
-        steps: report.steps,
-        skipped: report.skipped,
-        tokens: report.tokens,
-        loss: report.loss,
-        validation_loss: report.validation_loss,
-        exported_step: report.exported_step,
-        seconds: report.seconds,
-        predicted_peak_memory: report.predicted_peak_memory,
-        measured_peak_memory: report.measured_peak_memory,
-        worst_gemms: &report.worst_gemms,
-    };
-    context.report(&done, |out| human(out, &report, next.run.as_deref()))
+    let command = command(job.settings(), &report.results);
+    let page = format!("mantissa report {}", quoted(&report.run));
+    let done = Done { report: &report, next: command.iter().cloned().chain([page]).collect() };
+    context.report(&done, |out| human(out, &report, command.as_deref()))
 }
 
 /// Returns the command that runs the results of a run with these settings.

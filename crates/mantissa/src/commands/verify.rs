@@ -2,22 +2,18 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 
 use anyhow::Result;
-use mantissa_quant::verify::{Against, Verification, verify_against, verify_bytes};
+use mantissa_jobs::{Job, Verify, require_verified};
+use mantissa_quant::verify::Verification;
+use mantissa_store::Paths;
 
 use super::execute::Execute;
-use super::loaded_models::{self, Use};
-use super::model::{self, ModelPath};
-use super::signature;
+use super::model::ModelPath;
 use super::text::TextArgs;
 use crate::context::Context;
-use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::paragraph;
-use crate::progress::Unit;
-use mantissa_store::Paths;
 
 /// Check a model with an independent reader
 ///
@@ -52,64 +48,34 @@ pub struct Args {
     text: TextArgs,
 }
 
+impl Args {
+    /// Returns the job.
+    fn job(&self) -> Verify {
+        Verify {
+            model: self.model.job_path().clone(),
+            reference: self.reference.as_ref().map(|model| model.job_path().clone()),
+            key: self.key.clone(),
+            text: self.text.value(),
+        }
+    }
+}
+
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.text.paths(paths);
-        self.key.iter().filter(|key| signature::is_file(key)).for_each(|key| paths.read(key));
-        self.reference.iter().for_each(|model| model.paths(paths));
+        *paths = self.job().paths();
         Ok(())
     }
 
     /// # Errors
-    /// Unreadable input; a text other than that of the recorded figures; [`GateFailed`] if a check fails.
+    /// Unreadable input; a text other than that of the recorded figures; [`GateFailed`](crate::error::GateFailed) if a
+    /// check fails.
     fn run(&self, context: &Context) -> Result<()> {
-        let sequences = self.text.sequences(&self.model, false, context)?;
-        if let Some(needs) = needed(self, context) {
-            context.require_memory("verify", needs)?;
-        }
-        if let Some(sequences) = &sequences {
-            let models: Vec<_> =
-                [Some(&*self.model), self.reference.as_deref()].into_iter().flatten().collect();
-            loaded_models::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
-        }
-        let reference = self.reference.as_deref();
-        let against = Against { reference, recorded: true, text: sequences.as_deref() };
-        let tokens = sequences.iter().flatten().map(|s| s.tokens.len() as u64).sum();
-        let progress = context.progress(tokens, Unit::Items("tokens"));
-        let found = verify_against(&self.model, &against, context.threads, &|done| {
-            progress.set(done);
-            ControlFlow::Continue(())
-        })?;
-        progress.finish();
-        let found = match &self.key {
-            Some(key) => signature::checked(found, &self.model, key)?,
-            None => found,
-        };
-        let found = if context.is_strict() { found.strictly() } else { found };
+        let found = self.job().run(context)?;
         context.report(&found, |out| human(out, &found))?;
-        require(&found)
+        Ok(require_verified(&found)?)
     }
-}
-
-/// Predicts the peak memory; `None` if the models cannot be opened, which the verification reports.
-fn needed(args: &Args, context: &Context) -> Option<u64> {
-    let files = model::open_quietly(&args.model).ok()?;
-    let source = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose().ok()?;
-    verify_bytes(&files, source.as_ref(), context.threads).ok()
-}
-
-/// Fails if a verification found a fault.
-///
-/// # Errors
-/// [`GateFailed`] with the faults.
-pub fn require(found: &Verification) -> Result<()> {
-    if found.ok {
-        return Ok(());
-    }
-    Err(GateFailed::new(format!("verify: {}", found.faults.join("; "))).into())
 }
 
 /// Prints the result of a verification.

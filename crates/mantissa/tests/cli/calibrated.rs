@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_model::Bos;
 use tempfile::TempDir;
 
-use crate::support::{command, fail, json, mantissa, root, stderr, succeed, text};
+use crate::support::{command, fail, json, mantissa, root, stderr, strict_json, succeed, text};
 
 /// A model with a tokenizer.
 fn model() -> PathBuf {
@@ -167,7 +167,7 @@ fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
             command.env("MANTISSA_ISA", level.name()).args(arguments(&out, threads));
             let output = command.output().unwrap();
             assert!(output.status.success(), "{}", stderr(&output));
-            let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let done = strict_json::parse(&output.stdout).unwrap();
             assert_eq!(done["verification"]["ok"], true, "{done}");
             for layer in done["layers"].as_array().unwrap() {
                 let note = layer["notes"][0].as_str().unwrap();
@@ -452,7 +452,7 @@ fn coverage_is_reported_before_solving() {
         );
         assert!(said.contains("are reached by no token, first model.layers.0"), "{said}");
         assert!(said.contains("its layers are rounded to nearest"), "{said}");
-        let done: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+        let done = strict_json::parse(&run.stdout).unwrap();
         let coverage = &done["coverage"];
         assert_eq!((&coverage["tokens"], &coverage["tokens_run"]), (&4.into(), &4.into()));
         let inputs = coverage["inputs"].as_array().unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{command, root, stderr, text};
+use crate::support::{command, root, stderr, strict_json, text};
 
 /// Runs the binary in `dir` with its own folder for temporary files, which must be empty afterwards.
 fn run_in(dir: &Path, arguments: &[&str]) -> Output {
@@ -22,7 +22,7 @@ fn run_in(dir: &Path, arguments: &[&str]) -> Output {
 fn json_in(dir: &Path, arguments: &[&str]) -> Value {
     let output = run_in(dir, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    strict_json::parse(&output.stdout).unwrap()
 }
 
 #[test]
@@ -63,12 +63,12 @@ fn the_demo_measures_and_draws() {
     }
 }
 
-/// Minimum quality of the model: crates/mantissa/demo/training/bigram.py.
+/// Minimum quality of the model: crates/mantissa-jobs/demo/training/bigram.py.
 #[test]
 fn the_model_beats_a_bigram_model_in_every_domain() {
     let dir = TempDir::new().unwrap();
     let report = json_in(dir.path(), &["demo", "--recipe", "bf16", "--json"]);
-    let bigram = fs::read_to_string(root().join("crates/mantissa/demo/training/bigram.json")).unwrap();
+    let bigram = fs::read_to_string(root().join("crates/mantissa-jobs/demo/training/bigram.json")).unwrap();
     let bigram: Value = serde_json::from_str(&bigram).unwrap();
     for figures in report["dense"].as_array().unwrap() {
         let domain = figures["domain"].as_str().unwrap();

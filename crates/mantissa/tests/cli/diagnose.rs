@@ -9,10 +9,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::rewrite;
-use crate::support::{command, mantissa, root, sampled, shared, stderr, succeed, text, tiny_models, write};
+use crate::support::{
+    command, mantissa, root, sampled, shared, stderr, strict_json, succeed, text, tiny_models, write,
+};
 
 /// A short part of the built-in stories: 21 windows of 64 tokens.
-const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/text/stories.txt");
+const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mantissa-jobs/demo/text/stories.txt");
 
 fn stories() -> Vec<&'static str> {
     vec!["--text", STORIES, "--context", "64", "--limit", "1323"]
@@ -21,8 +23,8 @@ fn stories() -> Vec<&'static str> {
 /// Runs `diagnose`; returns the report. The exit code is 1 if something is found.
 fn diagnose(model: &str, arguments: &[&str]) -> Value {
     let output = mantissa(&[&["diagnose", model, "--json", "--quiet"], arguments].concat());
-    let report: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{model}: {}", stderr(&output)));
+    let report =
+        strict_json::parse(&output.stdout).unwrap_or_else(|_| panic!("{model}: {}", stderr(&output)));
     let found = !report["findings"].as_array().unwrap().is_empty();
     assert_eq!(output.status.code(), Some(i32::from(found)), "{model}: {}", stderr(&output));
     report
@@ -58,7 +60,7 @@ fn apply(finding: &Value) -> PathBuf {
 fn demo(dir: &Path) -> PathBuf {
     let out = dir.join("model");
     fs::create_dir(&out).unwrap();
-    for entry in fs::read_dir(root().join("crates/mantissa/demo/model")).unwrap() {
+    for entry in fs::read_dir(root().join("crates/mantissa-jobs/demo/model")).unwrap() {
         let path = entry.unwrap().path();
         fs::copy(&path, out.join(path.file_name().unwrap())).unwrap();
     }
@@ -336,7 +338,7 @@ fn another_rope_base_is_found_and_set_right() {
 /// Writes the embedded model as a mixture of five copies of each MLP, two for each token: the same function. Router rows
 /// are `a`, `-a`, `b`, `-b` and a fifth.
 fn mixture(out: &Path, fifth: impl Fn(usize) -> f32) {
-    let source = root().join("crates/mantissa/demo/model");
+    let source = root().join("crates/mantissa-jobs/demo/model");
     fs::create_dir(out).unwrap();
     for entry in fs::read_dir(&source).unwrap() {
         let path = entry.unwrap().path();

@@ -106,7 +106,7 @@ fn models_with_other_tokens_are_refused() {
     // The same number of tokens, two of which have changed places.
     let swapped = temp.path().join("swapped");
     fs::create_dir(&swapped).unwrap();
-    for file in fs::read_dir(root().join("crates/mantissa/demo/model")).unwrap() {
+    for file in fs::read_dir(root().join("crates/mantissa-jobs/demo/model")).unwrap() {
         let path = file.unwrap().path();
         fs::copy(&path, swapped.join(path.file_name().unwrap())).unwrap();
     }

@@ -13,7 +13,7 @@ use crate::support::{fail, json, root, succeed, text};
 
 /// Stories to train on, and others to measure on.
 fn stories(dir: &Path) -> [PathBuf; 2] {
-    let all = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    let all = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
     let (middle, held_out) = (all.len() / 2, all.len() / 2 + 6000);
     let cut = |at: usize| (at..).find(|&at| all.is_char_boundary(at)).unwrap();
     let paths = ["train.txt", "held-out.txt"].map(|name| dir.join(name));

@@ -10,13 +10,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::{rewrite, synthetic_of};
-use crate::support::{fail, mantissa, root, sampled, shared, stderr, succeed, text, tiny_models};
+use crate::support::{
+    fail, mantissa, root, sampled, shared, stderr, strict_json, succeed, text, tiny_models,
+};
 
 /// Runs `doctor`; returns the exit code and the report.
 fn doctor(model: &str, arguments: &[&str]) -> (i32, Value) {
     let output = mantissa(&[&["doctor", model, "--json", "--quiet"], arguments].concat());
     let report =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{model}: {}", stderr(&output)));
+        strict_json::parse(&output.stdout).unwrap_or_else(|_| panic!("{model}: {}", stderr(&output)));
     (output.status.code().unwrap(), report)
 }
 
@@ -305,7 +307,7 @@ fn the_order_of_fields_in_blocks_is_named() {
 
 /// A short part of the built-in text, to save time.
 fn a_text() -> Vec<&'static str> {
-    const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/text/stories.txt");
+    const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mantissa-jobs/demo/text/stories.txt");
     vec!["--text", TEXT, "--context", "64", "--limit", "504"]
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::chat::model;
-use crate::support::{File, fail, json as run_json, mantissa, stderr, succeed, text};
+use crate::support::{File, fail, json as run_json, mantissa, stderr, strict_json, succeed, text};
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
 
@@ -124,7 +124,7 @@ fn conversations_are_held_out() {
     let out = temp.path().join("tuned");
     let output = mantissa(&tune(&base, &data, &out, &["--steps", "20", "--json"]));
     assert!(stderr(&output).contains("holding out 5 % of the conversations"), "{}", stderr(&output));
-    let done: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let done = strict_json::parse(&output.stdout).unwrap();
     let found = losses(&out, "validation_loss");
     let least = found.iter().copied().fold(f64::INFINITY, f64::min);
     assert_eq!((found.len(), done["validation_loss"].as_f64()), (10, Some(least)));

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::main_job::{tiny, windows};
-use crate::support::{File, command, json, stderr, succeed, text};
+use crate::support::{File, command, json, stderr, strict_json, succeed, text};
 
 const SCHEMES: &str = "int2-g8,int4-g8,int8-g8";
 
@@ -205,7 +205,7 @@ fn an_interrupted_fit_resumes() {
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
         if output.status.success() {
-            last = Some(serde_json::from_slice::<Value>(&output.stdout).unwrap());
+            last = Some(strict_json::parse(&output.stdout).unwrap());
             break;
         }
         assert_eq!(output.status.code(), None, "{}", stderr(&output));

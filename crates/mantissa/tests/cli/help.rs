@@ -91,7 +91,7 @@ fn examples(name: &str) -> Vec<String> {
 #[test]
 fn every_command_has_an_example_that_runs_on_the_demo() {
     let dir = TempDir::new().unwrap();
-    let story = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    let story = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
     fs::write(dir.path().join("story.txt"), story.chars().take(12_000).collect::<String>()).unwrap();
     // What other examples make goes first.
     let mut order = names();

@@ -19,7 +19,7 @@ fn printed(dir: &Path, columns: usize, line: &str) -> String {
 /// A folder with a text.
 fn folder() -> TempDir {
     let dir = TempDir::new().unwrap();
-    let story = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    let story = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
     fs::write(dir.path().join("story.txt"), story.chars().take(4000).collect::<String>()).unwrap();
     dir
 }

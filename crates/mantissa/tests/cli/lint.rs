@@ -9,7 +9,7 @@ use mantissa_store::{Dtype, Gguf, SafeTensors, SafetensorsWriter, TensorSpec};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{fail, mantissa, stderr, succeed, text};
+use crate::support::{fail, mantissa, stderr, strict_json, succeed, text};
 
 /// Llama of two layers whose rows are whole groups of 32: 64 columns, 128 in the MLP.
 fn synthetic(dir: &Path) -> PathBuf {
@@ -42,8 +42,7 @@ pub fn synthetic_of(dir: &Path, dtype: &str) -> PathBuf {
 /// Lints a model; returns the exit code and the report of the only engine.
 fn lint(model: &Path, arguments: &[&str]) -> (i32, Value) {
     let output = mantissa(&[&["lint", text(model), "--json", "--quiet"], arguments].concat());
-    let report: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let report = strict_json::parse(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
     assert_eq!(report["reports"].as_array().unwrap().len(), 1);
     (output.status.code().unwrap(), report["reports"][0].clone())
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
-use crate::support::{mantissa, stderr, succeed, text};
+use crate::support::{mantissa, stderr, strict_json, succeed, text};
 
 /// Recipes of artifacts, with a format if it is not the recipe's own.
 const ARTIFACTS: [(&str, &str); 12] = [
@@ -78,7 +78,7 @@ fn fixes_of_artifacts_are_commands_that_work() {
                 let mut arguments = vec!["lint", text(&out), "--for", engine, "--json", "--quiet"];
                 arguments.extend(source.iter().flat_map(|path| ["--reference", text(path)]));
                 let output = mantissa(&arguments);
-                let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+                let report = strict_json::parse(&output.stdout).unwrap();
                 let shown = format!("{recipe} {format} for {engine}");
                 let mut fixes: Vec<_> = failing(&report).collect();
                 fixes.sort_unstable();
@@ -140,7 +140,7 @@ fn narrow_weights_are_not_rounded_twice() {
     succeed(&["quantize", "demo", "--recipe", "nvfp4", "--out", text(&nvfp4), "--quiet"]);
     let cure = |model: &Path, engine: &str| {
         let output = mantissa(&["lint", text(model), "--for", engine, "--json", "--quiet"]);
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report = strict_json::parse(&output.stdout).unwrap();
         report["reports"][0]["findings"][0]["cure"].as_str().unwrap().to_owned()
     };
     assert_eq!(cure(&int4, "llama.cpp"), "mantissa quantize SOURCE --for llama.cpp");
@@ -219,7 +219,7 @@ fn the_engine_of_a_fix_is_the_one_that_was_given() {
     let model = synthetic_of(temp.path(), "bf16");
     let out = quantized(temp.path(), &model, 0, "fp8-dynamic", "");
     let output = mantissa(&["lint", text(&out), "--for", "sglang", "--json", "--quiet"]);
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = strict_json::parse(&output.stdout).unwrap();
     let unchecked = report["reports"][0]["unchecked"].to_string();
     assert!(
         unchecked.contains(&format!("mantissa lint {} --for sglang:gpu=h100", text(&out))),

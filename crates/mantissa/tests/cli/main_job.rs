@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::doctor::never_accused;
 use crate::inspect::complete;
-use crate::support::{File, fail, json, mantissa, root, succeed, text};
+use crate::support::{File, fail, json, mantissa, root, strict_json, succeed, text};
 
 pub fn tiny(name: &str) -> PathBuf {
     root().join("tests/data/tiny").join(name)
@@ -300,7 +300,7 @@ fn gates_decide_the_exit_code_and_still_report() {
     assert_eq!(passed.status.code(), Some(0));
     let failed = with("--max-kl=1e-9");
     assert_eq!(failed.status.code(), Some(1));
-    let report: Value = serde_json::from_slice(&failed.stdout).unwrap();
+    let report = strict_json::parse(&failed.stdout).unwrap();
     assert!(report["kl"].as_f64().unwrap() > 1e-9);
     assert!(String::from_utf8_lossy(&failed.stderr).starts_with("error: KL: expected at most "));
     assert_eq!(with("--max-ppl-increase=-2").status.code(), Some(1));

@@ -150,7 +150,7 @@ fn run_predicts_its_peak_and_keeps_a_ceiling() {
     let sizes = ["--hidden", "2048", "--ffn", "4096", "--heads", "16", "--layers", "2", "--vocab", "2048"];
     let model = synth(temp.path(), "m", &[&sizes[..], &["--context", "4096"]].concat());
     for name in ["tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(root().join("crates/mantissa/demo/model").join(name), model.join(name)).unwrap();
+        std::fs::copy(root().join("crates/mantissa-jobs/demo/model").join(name), model.join(name)).unwrap();
     }
     let run = |model: &Path, more: &[&str]| {
         let common = ["run", text(model), "-p", "Once upon a time", "-n", "8", "--json", "--quiet"];

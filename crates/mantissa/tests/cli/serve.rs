@@ -93,7 +93,7 @@ fn the_binary_serves_demo_and_ends_in_order() {
 fn a_template_beyond_its_limits_fails_its_request_alone() {
     let temp = TempDir::new().unwrap();
     let model = temp.path().join("model");
-    let demo = crate::support::root().join("crates/mantissa/demo/model");
+    let demo = crate::support::root().join("crates/mantissa-jobs/demo/model");
     fs::create_dir(&model).unwrap();
     for file in fs::read_dir(demo).unwrap() {
         let path = file.unwrap().path();

@@ -1,5 +1,8 @@
 //! Runs the binary and makes its inputs.
 
+#[path = "strict_json.rs"]
+pub mod strict_json;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -30,7 +33,7 @@ pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
 /// Runs the binary, which must succeed and print one JSON object.
 pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
     let text = succeed(arguments);
-    let value: Value = serde_json::from_str(&text).unwrap();
+    let value = strict_json::parse(&text).unwrap();
     assert!(value.is_object(), "{text}");
     value
 }

@@ -14,7 +14,7 @@ use crate::support::{fail, json, root, succeed, text};
 
 /// Writes the settings of the preset `small` for a text of the embedded model, cut to a smaller model and few steps.
 fn small(dir: &Path, more: &[&str]) -> PathBuf {
-    let stories = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    let stories = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
     fs::write(dir.join("my.txt"), stories.chars().take(12_000).collect::<String>()).unwrap();
     let arguments = [&["train", "--init", "small", "--data", "my.txt"], more].concat();
     let path = dir.join("run.toml");

@@ -20,7 +20,7 @@ const COMMANDS: [&str; 3] = ["train", "finetune", "distill"];
 
 /// Writes the data of the runs.
 fn data(dir: &Path) -> PathBuf {
-    let stories = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    let stories = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
     let path = dir.join("my.txt");
     fs::write(&path, stories.chars().take(6_000).collect::<String>()).unwrap();
     path
@@ -120,8 +120,10 @@ fn stopped_while_measured(name: &str, more: &[&str]) {
 #[test]
 fn a_signal_in_validation_leaves_a_checkpoint_of_the_step() {
     for name in COMMANDS {
-        let files =
-            format!("validation.files=[{:?}]", text(&root().join("crates/mantissa/demo/text/prose.txt")));
+        let files = format!(
+            "validation.files=[{:?}]",
+            text(&root().join("crates/mantissa-jobs/demo/text/prose.txt"))
+        );
         let long = ["validation.share=0.0", &files, "validation.every=2", "validation.batches=4000"];
         stopped_while_measured(name, &long);
     }

@@ -130,7 +130,7 @@ fn serve(line: &str, dir: &Path) -> (Option<i32>, String) {
 
 /// Puts into `dir` what the examples take for granted: the embedded model as `MODEL`, and texts.
 fn provide(dir: &Path) {
-    let demo = root().join("crates/mantissa/demo");
+    let demo = root().join("crates/mantissa-jobs/demo");
     fs::create_dir(dir.join("MODEL")).unwrap();
     for file in fs::read_dir(demo.join("model")).unwrap() {
         let path = file.unwrap().path();

@@ -10,6 +10,8 @@ mod figures;
 mod generated;
 mod links;
 mod markdown;
+#[path = "../cli/strict_json.rs"]
+mod strict_json;
 mod tables;
 
 use std::ffi::OsStr;

@@ -29,7 +29,7 @@ fn tokenizer(dir: &Path) -> Tokenizer {
 }
 
 fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo/model")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa-jobs/demo/model")
 }
 
 fn read_with(

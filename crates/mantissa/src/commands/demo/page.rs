@@ -5,9 +5,9 @@ use mantissa_quant::registry;
 
 use super::{Figures, Report, Row};
 use crate::commands::report::texts;
-use crate::embedded::DOMAINS;
 use crate::output::{Align, Table, bytes, count, number};
 use crate::report::{Axis, Html, Page, Point, Reading, Scatter, gauge, table};
+use mantissa_jobs::embedded::DOMAINS;
 
 /// Sizes that are compared among themselves: name and bits per weight, the upper bound excluded.
 const SIZES: [(&str, f64, f64); 3] =

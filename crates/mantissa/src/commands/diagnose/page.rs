@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 
 use mantissa_advise::diagnose::{Compared, Report, SeenInput};
+use mantissa_jobs::DiagnoseReport;
 
-use super::{Args, examined, inputs, place, short};
+use super::{Args, examined, inputs, short};
 use crate::output::{Align, Table, bytes, number};
 use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table};
 
-/// Makes the page of a report on a model in the format `convention`.
-pub(super) fn page(args: &Args, convention: &str, report: &Report) -> Page {
+/// Makes the page of a diagnosis.
+pub(super) fn page(args: &Args, found: &DiagnoseReport) -> Page {
+    let DiagnoseReport { convention, report, .. } = found;
     let mut page = Page::new(&format!("Diagnosis of {}", args.model.named().display()));
     page.push(Html::lead(&verdict(report)));
     let mut about = vec![
-        ("format", convention.to_owned()),
+        ("format", (*convention).to_owned()),
         ("tokens", report.tokens.to_string()),
         ("examinations", report.examined.len().to_string()),
     ];
@@ -52,10 +54,10 @@ fn verdict(report: &Report) -> String {
     let tokens = report.tokens;
     match report.findings.as_slice() {
         [] => format!("Nothing found on {tokens} tokens."),
-        [one] => format!("1 finding on {tokens} tokens: {} in {}.", one.examination, place(one)),
+        [one] => format!("1 finding on {tokens} tokens: {} in {}.", one.examination, one.place),
         [first, ..] => {
             let n = report.findings.len();
-            format!("{n} findings on {tokens} tokens, the first: {} in {}.", first.examination, place(first))
+            format!("{n} findings on {tokens} tokens, the first: {} in {}.", first.examination, first.place)
         }
     }
 }
@@ -67,7 +69,7 @@ fn findings(page: &mut Page, report: &Report) {
     }
     page.push(Html::heading("Findings"));
     for finding in &report.findings {
-        page.push(Html::subheading(&format!("{}: {}", finding.examination, place(finding))));
+        page.push(Html::subheading(&format!("{}: {}", finding.examination, finding.place)));
         page.push(Html::paragraph(&finding.found));
         page.push(Html::paragraph(&format!("Remedy: {}.", finding.remedy)));
         page.push(Html::preformatted(&finding.command));

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
+use mantissa_jobs::Evaluate;
+use mantissa_jobs::names::AsText;
 use mantissa_model::{AttentionOperands, KvPolicy};
 use mantissa_num::Accumulator;
-use mantissa_store::{Kind, Paths};
 
 use crate::commands::adapter::AdapterArgs;
 use crate::commands::calibration::CalibrationArgs;
 use crate::commands::model::ModelPath;
 use crate::commands::run::Engine;
-use crate::commands::tasks;
 use crate::commands::text::{TextArgs, bound};
 
 /// Measure perplexity, KL, top-1 agreement, or accuracy on tasks
@@ -33,14 +33,14 @@ pub struct Args {
     /// Hugging Face folder, .gguf file, or demo
     ///
     /// demo is the model inside the binary.
-    pub(super) model: ModelPath,
+    model: ModelPath,
     #[command(flatten)]
-    pub(super) text: TextArgs,
+    text: TextArgs,
     #[command(flatten)]
-    pub(super) tasks: TaskArgs,
+    tasks: TaskArgs,
     /// Model to compare with
     #[arg(long, value_name = "MODEL", help_heading = "Evaluation")]
-    pub(super) reference: Option<ModelPath>,
+    reference: Option<ModelPath>,
     /// Quantize the KV cache of MODEL
     ///
     /// A scheme (int8-head, int4-g32-asym …), or
@@ -48,55 +48,55 @@ pub struct Args {
     /// every position of a window is quantized. nuq4-1% and similar learn their levels on --calibration,
     /// unless MODEL has them.
     #[arg(long, value_name = "SCHEME", help_heading = "Simulation")]
-    pub(super) kv: Option<KvPolicy>,
+    kv: Option<KvPolicy>,
     #[command(flatten)]
-    pub(super) calibration: CalibrationArgs,
+    calibration: CalibrationArgs,
     /// Decode like generation, with N tokens as the prompt
     ///
     /// The rest of each window is decoded one by one, and only those tokens count.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Simulation", hide_short_help = true)]
-    pub(super) prefill: Option<u32>,
+    prefill: Option<u32>,
     /// Simulate attention operand dtypes of MODEL
     ///
     /// int8 or fp8 for all operands, or q=SCHEME,k=SCHEME,v=SCHEME,p=ELEMENT for queries, keys, values and
     /// attention weights, plus rotate, smooth.
     #[arg(long, value_name = "OPERANDS", help_heading = "Simulation", hide_short_help = true)]
-    pub(super) attention_operands: Option<AttentionOperands>,
+    attention_operands: Option<AttentionOperands>,
     /// Simulate an FP8 accumulator for MODEL's FP8 matmuls
     ///
     /// f32, hopper (14 bits) or hopper-128 (14 bits, added to f32 every 128 products).
     #[arg(long, value_name = "UNIT", help_heading = "Simulation", hide_short_help = true)]
-    pub(super) accumulator: Option<Accumulator>,
+    accumulator: Option<Accumulator>,
     /// Kernels that run MODEL
     ///
     /// fast measures the engine of run, through its KV cache. The reference model always runs on reference.
     #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Reference, help_heading = "Evaluation")]
-    pub(super) engine: Engine,
+    engine: Engine,
     #[command(flatten, next_help_heading = "Evaluation")]
-    pub(super) adapter: AdapterArgs,
+    adapter: AdapterArgs,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
-    pub(super) per_window: Option<PathBuf>,
+    per_window: Option<PathBuf>,
     /// Write all logits to this safetensors file
     ///
     /// F32 [windows, tokens, vocabulary], and the token ids.
     #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
-    pub(super) logits: Option<PathBuf>,
+    logits: Option<PathBuf>,
     /// Fail if the KL is higher (nats/token)
     ///
     /// Exit code 1.
     #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference", help_heading = "Evaluation")]
-    pub(super) max_kl: Option<f64>,
+    max_kl: Option<f64>,
     /// Fail if perplexity grows by more, such as 0.02
     ///
     /// A share of the reference's perplexity. Exit code 1.
     #[arg(long, value_name = "SHARE", value_parser = bound, requires = "reference", help_heading = "Evaluation")]
-    pub(super) max_ppl_increase: Option<f64>,
+    max_ppl_increase: Option<f64>,
 }
 
 /// Options for tasks.
 #[derive(clap::Args)]
-pub struct TaskArgs {
+struct TaskArgs {
     /// Measure accuracy on a task; can be repeated
     ///
     /// FILE.jsonl, or a built-in task: cloze, retrieval, arithmetic, format. Each line is an item: {"prompt",
@@ -108,7 +108,7 @@ pub struct TaskArgs {
         help_heading = "Evaluation",
         conflicts_with_all = ["context", "stride", "split", "docs", "limit", "prefill", "per_window", "logits", "max_kl", "max_ppl_increase"]
     )]
-    pub(super) task: Vec<PathBuf>,
+    task: Vec<PathBuf>,
     /// Use each prompt as a chat message of the user
     ///
     /// MODEL's chat template renders it.
@@ -119,26 +119,41 @@ pub struct TaskArgs {
         help_heading = "Evaluation",
         hide_short_help = true
     )]
-    pub(super) chat: bool,
+    chat: bool,
     /// Fail if the accuracy of a task falls by more, such as 0.02
     ///
     /// Against the reference. Exit code 1.
     #[arg(long, value_name = "SHARE", value_parser = bound, requires_all = ["reference", "task"], help_heading = "Evaluation", hide_short_help = true)]
-    pub(super) max_accuracy_drop: Option<f64>,
+    max_accuracy_drop: Option<f64>,
     /// Write the answer to each item to this JSON Lines file
     #[arg(long, value_name = "FILE", requires = "task", help_heading = "Output", hide_short_help = true)]
-    pub(super) per_item: Option<PathBuf>,
+    per_item: Option<PathBuf>,
 }
 
-impl TaskArgs {
-    /// True if a task is given.
-    pub fn given(&self) -> bool {
-        !self.task.is_empty()
-    }
-
-    /// Adds the files that are read and written.
-    pub fn paths(&self, paths: &mut Paths) {
-        tasks::paths(&self.task, paths);
-        self.per_item.iter().for_each(|path| paths.write("--per-item", path, Kind::File));
+impl Args {
+    /// Returns the job.
+    pub(super) fn job(&self, seed: u64) -> Evaluate {
+        let TaskArgs { task, chat, max_accuracy_drop, per_item } = &self.tasks;
+        Evaluate {
+            model: self.model.job_path().clone(),
+            adapter: self.adapter.named().map(Into::into),
+            reference: self.reference.as_ref().map(|model| model.job_path().clone()),
+            text: self.text.value(),
+            tasks: task.clone(),
+            chat: *chat,
+            engine: self.engine.into(),
+            kv: self.kv.clone().map(AsText),
+            calibration: self.calibration.value(),
+            prefill: self.prefill,
+            attention_operands: self.attention_operands.clone().map(AsText),
+            accumulator: self.accumulator.map(AsText),
+            per_window: self.per_window.clone(),
+            logits: self.logits.clone(),
+            per_item: per_item.clone(),
+            max_kl: self.max_kl,
+            max_ppl_increase: self.max_ppl_increase,
+            max_accuracy_drop: *max_accuracy_drop,
+            seed,
+        }
     }
 }

@@ -16,7 +16,8 @@ use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
 #[derive(Serialize)]
 pub(super) struct Done<'a> {
     pub(super) output: &'a Path,
-    /// Methods of the layers.
+    /// Methods of the layers, which are those of the figures too.
+    #[serde(skip)]
     pub(super) method: String,
     pub(super) units: &'a [FitUnit],
     /// Predicted KL: the sum over the units' own KL.

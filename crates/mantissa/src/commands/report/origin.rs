@@ -8,7 +8,7 @@ use mantissa_store::{Manifest, hash_file, manifest_path};
 use super::texts::name;
 use crate::commands::model::{self, ModelPath};
 use crate::commands::next_steps::quoted;
-use crate::embedded;
+use mantissa_jobs::embedded;
 
 /// Names the source of the model at `path`: the given one, the embedded one, the name in the GGUF file, or else the
 /// architecture and the hash of the source's first weight file.

@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_jobs::ModelUse;
 use mantissa_model::{Bos, GenerateOptions, PREFILL, Tokenizer, generate};
 
-use crate::commands::loaded_models::{self, Use};
 use crate::commands::model;
 use crate::commands::model::load_tokenizer;
 use crate::context::Context;
@@ -71,17 +71,15 @@ fn continuations(path: &Path, prompts: &Prompts, context: &Context) -> Result<Ve
     let encode = |prompt: &String| Ok(tokenizer.encode(prompt, Bos::Auto)?);
     let encoded: Vec<Vec<u32>> = prompts.texts.iter().map(encode).collect::<Result<_>>()?;
     let longest = encoded.iter().map(Vec::len).max().unwrap_or(0);
-    let used = Use {
+    let used = ModelUse {
         pass: longest.min(PREFILL),
         longest: longest.saturating_add(prompts.tokens).min(limit),
         threads: 1,
         cached: true,
         logits: 1,
-        kv: None,
-        calibration: None,
-        adapter: None,
+        ..ModelUse::default()
     };
-    let [model] = loaded_models::load_all([path], used, context)?;
+    let (model, _) = used.load(model::open(path, context)?, None, context)?;
     let room = |prompt: &[u32]| prompts.tokens.min(limit.saturating_sub(prompt.len()).max(1));
     encoded.iter().map(|prompt| continued(&model.decoder, &tokenizer, prompt, room(prompt))).collect()
 }

@@ -114,16 +114,6 @@ fn emit(text: &mut String, piece: &str, prints: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the name of a reason for the end of a text.
-pub fn stop_name(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::Length => "length",
-        StopReason::Token(_) => "stop token",
-        StopReason::Caller => "caller",
-        StopReason::Constraint => "constraint",
-    }
-}
-
 /// Counts of proposed tokens.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Drafted {

@@ -1,7 +1,6 @@
 //! Arguments of `mantissa run`.
 
 use mantissa_model::{GenerateOptions, KvPolicy, Sampling};
-use serde::Serialize;
 
 use crate::commands::adapter::AdapterArgs;
 use crate::commands::calibration::CalibrationArgs;
@@ -137,13 +136,21 @@ pub struct Args {
 }
 
 /// Kernels that run a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Engine {
     /// Repacked weights, quantized activations
     Fast,
     /// Dense f32 products
     Reference,
+}
+
+impl From<Engine> for mantissa_jobs::names::Engine {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Fast => Self::Fast,
+            Engine::Reference => Self::Reference,
+        }
+    }
 }
 
 /// Makes the options of the generation; warns if the model's context cuts the number of new tokens.

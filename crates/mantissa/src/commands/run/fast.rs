@@ -1,22 +1,18 @@
 //! Generation with the fast engine.
 
-use std::fmt;
-
 use anyhow::Result;
-use mantissa_model::{GenerateOptions, KvPolicy, ModelConfig, StopReason, Tokenizer};
+use mantissa_jobs::adapter;
+use mantissa_jobs::sessions::{SessionNeeds, policy_to_set, same_vocabulary};
+use mantissa_model::{GenerateOptions, StopReason, Tokenizer};
 use mantissa_quant::model_config;
 use mantissa_runtime::cache::KvPlan;
-use mantissa_runtime::footprint::{Footprint, SessionFootprint};
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions};
-use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
 use super::answer::{Answer, Drafted, Writer};
 use super::args::Args;
-use crate::commands::adapter;
-use crate::commands::model::{self, load_tokenizer};
+use crate::commands::model;
 use crate::context::Context;
-use crate::error::BadInput;
 use crate::output::bytes;
 
 /// Names what the fast engine cannot run, if there is anything.
@@ -25,15 +21,10 @@ use crate::output::bytes;
 /// A config that cannot be read.
 pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Result<Option<String>> {
     let config = model_config(files)?;
-    let given = args.kv.as_ref().filter(|policy| !stored(policy, files));
+    let given = policy_to_set(args.kv.as_ref(), files);
     let refused =
         given.filter(|policy| policy.is_calibrated() || KvPlan::of_policy(&config, policy).is_err());
     Ok(refused.map(|policy| format!("the KV cache {policy}")))
-}
-
-/// True if the checkpoint stores the levels of this policy.
-pub fn stored(policy: &KvPolicy, files: &ModelFiles) -> bool {
-    policy.is_calibrated() && files.kv_policy() == Some(&policy.to_string())
 }
 
 /// Loaded models.
@@ -41,7 +32,8 @@ pub(super) struct Loaded {
     model: FastModel,
     draft: Option<FastModel>,
     sizes: RuntimeOptions,
-    needs: Needs,
+    /// Parts of the predicted memory.
+    parts: String,
     predicted: u64,
 }
 
@@ -56,81 +48,15 @@ fn sizes(args: &Args, prompt: usize, options: &GenerateOptions) -> RuntimeOption
     }
 }
 
-/// Predicted memory of models and session, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Needs {
-    /// Weights of all models, repacked.
-    weights: u64,
-    /// Tensors as stored, at the peak of loading.
-    loading: u64,
-    /// Keys and values, and those of the draft model.
-    cache: u64,
-    tokens: usize,
-    buffers: u64,
-}
-
-impl Needs {
-    /// Predicts the memory of a session of these sizes.
-    fn of(
-        args: &Args,
-        files: &ModelFiles,
-        draft: Option<&ModelFiles>,
-        sizes: &RuntimeOptions,
-        (adapter, threads): (Option<&AdapterFiles>, usize),
-    ) -> Result<Self> {
-        let config = model_config(files)?;
-        let policy = args.kv.as_ref().filter(|policy| !stored(policy, files));
-        let held = |text: &str| text.parse::<KvPolicy>().ok();
-        let policy = policy.cloned().or_else(|| files.kv_policy().and_then(held));
-        // What the checkpoint may state without a policy takes less than f16.
-        let kv = policy.and_then(|policy| KvPlan::of_policy(&config, &policy).ok());
-        let kv = kv.map_or_else(|| plain(&config), Ok)?;
-        let (own, session) =
-            (Footprint::of(files, &config, threads), SessionFootprint::of(sizes, &config, &kv));
-        let mut needs = Needs {
-            weights: own.weights.saturating_add(adapter::bytes_needed(files, adapter)?),
-            loading: own.loading,
-            cache: session.cache,
-            tokens: sizes.context,
-            buffers: session.buffers,
-        };
-        if let Some(files) = draft {
-            let config = model_config(files)?;
-            let (model, session) = (
-                Footprint::of(files, &config, threads),
-                SessionFootprint::of_draft(sizes, &config, &plain(&config)?),
-            );
-            needs.weights = needs.weights.saturating_add(model.weights);
-            needs.loading = needs.loading.max(model.loading);
-            needs.cache = needs.cache.saturating_add(session.cache);
-            needs.buffers = needs.buffers.saturating_add(session.buffers);
-        }
-        Ok(needs)
+/// Describes the parts of `needs` for a session of `tokens` tokens.
+fn parts(needs: &SessionNeeds, tokens: usize) -> String {
+    let SessionNeeds { weights, loading, cache, buffers } = *needs;
+    if loading > cache.saturating_add(buffers) {
+        return format!("weights {} and {} while they load", bytes(weights), bytes(loading));
     }
-
-    /// Bytes at the peak.
-    fn peak(&self) -> u64 {
-        let session = self.cache.saturating_add(self.buffers);
-        let all = self.weights.saturating_add(self.loading.max(session));
-        all.saturating_add(model::BASE)
-    }
-}
-
-impl fmt::Display for Needs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Needs { weights, loading, cache, tokens, buffers } = *self;
-        if loading > cache.saturating_add(buffers) {
-            return write!(f, "weights {} and {} while they load", bytes(weights), bytes(loading));
-        }
-        let each = bytes(cache / tokens.max(1) as u64);
-        let (weights, cache, buffers) = (bytes(weights), bytes(cache), bytes(buffers));
-        write!(f, "weights {weights}, keys and values {cache} ({tokens} tokens of {each}), buffers {buffers}")
-    }
-}
-
-/// Plan of keys and values in f16.
-pub fn plain(config: &ModelConfig) -> Result<KvPlan> {
-    Ok(KvPlan::new(config, (0..config.num_hidden_layers).map(|_| None))?)
+    let each = bytes(cache / tokens.max(1) as u64);
+    let (weights, cache, buffers) = (bytes(weights), bytes(cache), bytes(buffers));
+    format!("weights {weights}, keys and values {cache} ({tokens} tokens of {each}), buffers {buffers}")
 }
 
 impl Loaded {
@@ -149,10 +75,13 @@ impl Loaded {
         let stored = others.iter().chain([files]).map(|files| files.checkpoint().total_bytes() / 2).sum();
         context.require_more_memory("run: weights", stored)?;
         let sizes = sizes(args, prompt, options);
-        let adapter = args.adapter.open()?;
-        let with = (adapter.as_ref(), context.threads);
-        let needs = Needs::of(args, files, others.first(), &sizes, with)?;
-        let predicted = context.require_more_memory(&format!("run: {needs}"), needs.peak())?;
+        let adapter = adapter::open(args.adapter.named())?;
+        let mut needs = SessionNeeds::default();
+        let policy = policy_to_set(args.kv.as_ref(), files);
+        needs.add_model(files, (policy, adapter.as_ref()), &sizes, context.threads)?;
+        others.iter().try_for_each(|draft| needs.add_draft(draft, &sizes, context.threads))?;
+        let parts = parts(&needs, sizes.context);
+        let predicted = context.require_more_memory(&format!("run: {parts}"), needs.peak())?;
         let vocabulary = model_config(files)?.vocab_size;
         let draft = others.first().map(|files| {
             same_vocabulary(files, tokenizer, vocabulary, context)?;
@@ -160,10 +89,10 @@ impl Loaded {
         });
         let draft = draft.transpose()?;
         let mut model = adapter::fast(files, adapter.as_ref(), context.threads)?;
-        if let Some(policy) = args.kv.as_ref().filter(|policy| !self::stored(policy, files)) {
+        if let Some(policy) = policy {
             model.set_kv(policy)?;
         }
-        Ok(Loaded { draft, model, sizes, needs, predicted })
+        Ok(Loaded { draft, model, sizes, parts, predicted })
     }
 
     /// Plans the session.
@@ -183,27 +112,13 @@ impl Loaded {
 
     /// Describes the predicted memory.
     pub(super) fn memory(&self) -> String {
-        format!("memory: {} predicted ({})", bytes(self.predicted), self.needs)
+        format!("memory: {} predicted ({})", bytes(self.predicted), self.parts)
     }
 
     /// Bytes of a token in the cache.
     pub(super) fn kv_bytes_per_token(&self) -> f64 {
         self.model.kv_bytes_per_token()
     }
-}
-
-/// Checks that a draft model's tokens are those of the model.
-pub fn same_vocabulary(
-    files: &ModelFiles,
-    ours: &Tokenizer,
-    vocabulary: usize,
-    context: &Context,
-) -> Result<()> {
-    let theirs = load_tokenizer(files, context)?;
-    let Some((id, [own, other])) = ours.first_difference(&theirs, vocabulary) else { return Ok(()) };
-    let found = format!("token {id} is {other:?}");
-    let expected = format!("the vocabulary of the model, where it is {own:?}");
-    Err(BadInput::new(format!("--draft {}", files.dir().display()), found, expected).into())
 }
 
 /// One sequence after another over the same cache.

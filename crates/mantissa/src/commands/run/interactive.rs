@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Result;
+use mantissa_jobs::embedded;
 use mantissa_model::{Bos, Message, Tokenizer, chat};
 use mantissa_store::convention::ModelFiles;
 
@@ -41,13 +42,13 @@ pub(super) fn run(
         Engine::Reference => None,
     };
     let decoder = match &loaded {
-        None => Some(reference::load(args, limit.saturating_sub(args.n), limit, context)?.decoder),
+        None => Some(reference::load(args, limit.saturating_sub(args.n), limit, context)?),
         Some(_) => None,
     };
     let mut session = loaded.as_ref().map(Loaded::session).transpose()?;
     loaded.iter().for_each(|loaded| context.note(&loaded.memory()));
     if args.model.is_embedded() {
-        context.note("demo is a story model of 1.3 million parameters: it continues your text and answers no questions");
+        context.note(embedded::ABOUT);
     }
     let mut conversation = Conversation::new(args, template, tokenizer, limit);
     while let Some(line) = read(terminal)? {

@@ -3,28 +3,29 @@
 use std::ops::ControlFlow;
 
 use anyhow::Result;
+use mantissa_jobs::model::open;
+use mantissa_jobs::{ModelUse, adapter};
 use mantissa_model::{Decoder, GenerateOptions, Tokenizer, generate};
 
 use super::answer::{Answer, Writer};
 use super::args::Args;
-use crate::commands::loaded_models::{self, Model, Use};
 use crate::context::Context;
 
 /// Loads the model for a prompt of `prompt` tokens in a context of `limit`.
-pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) -> Result<Model> {
-    let adapter = args.adapter.open()?;
-    let used = Use {
+pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) -> Result<Decoder> {
+    let adapter = adapter::open(args.adapter.named())?;
+    let calibration = args.calibration.value();
+    let used = ModelUse {
         pass: prompt.min(mantissa_model::PREFILL),
         longest: prompt.saturating_add(args.n).min(limit),
         threads: 1,
         cached: true,
         logits: 1,
         kv: args.kv.as_ref(),
-        calibration: Some(&args.calibration),
+        calibration: Some((&calibration, context.seed)),
         adapter: adapter.as_ref(),
     };
-    let [model] = loaded_models::load_all([&*args.model], used, context)?;
-    Ok(model)
+    Ok(used.load(open(&args.model, context)?, None, context)?.0.decoder)
 }
 
 /// Continues `prompt`.

@@ -1,11 +1,13 @@
 //! Arguments of `mantissa serve`.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Result;
 use clap::builder::TypedValueParser;
+use mantissa_jobs::names::AsText;
+use mantissa_jobs::{Serve, ServedModel, Shadow};
 use mantissa_model::KvPolicy;
 use mantissa_serve::Cors;
 
@@ -35,25 +37,25 @@ pub struct Args {
     ///
     /// Other addresses than loopback need --api-key-file.
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST), help_heading = "Server")]
-    pub(super) host: IpAddr,
+    host: IpAddr,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080, help_heading = "Server")]
-    pub(super) port: u16,
+    port: u16,
     /// Require a key of this file
     ///
     /// Lines of a key and, if wanted, a priority from 0, the default, to 9: each level doubles the share of the machine. # begins a
     /// comment.
     #[arg(long, value_name = "FILE", help_heading = "Server")]
-    pub(super) api_key_file: Option<PathBuf>,
+    api_key_file: Option<PathBuf>,
     /// Serve any address without keys
     #[arg(long, help_heading = "Server", hide_short_help = true)]
-    pub(super) no_api_key: bool,
+    no_api_key: bool,
     /// Let web pages of ORIGIN use the server
     ///
     /// SCHEME://HOST:PORT, localhost (pages of this machine, any port) or * (any page). May be given several times. Without it
     /// a browser keeps other pages out.
     #[arg(long, value_name = "ORIGIN", value_parser = origin, help_heading = "Server")]
-    pub(super) cors: Vec<String>,
+    cors: Vec<String>,
     /// Seconds for requests to finish after SIGTERM
     ///
     /// Then the rest is cancelled.
@@ -64,47 +66,47 @@ pub struct Args {
         help_heading = "Server",
         hide_short_help = true
     )]
-    pub(super) drain: u64,
+    drain: u64,
     /// Name of the model in requests [default: its file name]
     #[arg(long, value_name = "NAME", help_heading = "Models")]
-    pub(super) alias: Option<String>,
+    alias: Option<String>,
     /// Serve another model too, under NAME
     ///
     /// May be given several times. A request chooses by its field model; without it, MODEL answers.
     #[arg(long, value_name = "NAME=MODEL", value_parser = Also::parser(), help_heading = "Models")]
-    pub(super) also: Vec<Also>,
+    also: Vec<Also>,
     /// Score a share of the answers again with the model NAME
     ///
     /// The KL per token of the other models against it is in /metrics. SHARE is a number from 0 to 1; scoring takes turns with
     /// answering.
     #[arg(long, value_name = "NAME=SHARE", value_parser = shadow, help_heading = "Models")]
-    pub(super) shadow: Option<(String, f64)>,
+    shadow: Option<(String, f64)>,
     /// KL in nats/token beyond which mantissa_shadow_alarm is 1
     #[arg(long, value_name = "KL", default_value_t = 0.1, help_heading = "Models", hide_short_help = true)]
-    pub(super) shadow_limit: f64,
+    shadow_limit: f64,
     #[command(flatten, next_help_heading = "Models")]
-    pub(super) adapter: AdapterArgs,
+    adapter: AdapterArgs,
     /// Sequences at work at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Limits")]
-    pub(super) parallel: u16,
+    parallel: u16,
     /// Longest sequence in tokens [default: up to 8192]
     ///
     /// Prompt and answer together; without the option, the context of the model or 8192, the smaller one. Memory for --parallel such sequences is planned at the start.
     #[arg(long, value_name = "TOKENS", help_heading = "Limits")]
-    pub(super) context: Option<usize>,
+    context: Option<usize>,
     /// Most tokens of a step, prompts included
     ///
     /// Fewer shorten the wait of other sequences while a long prompt is computed, at the cost of its speed.
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=8192), help_heading = "Limits", hide_short_help = true)]
-    pub(super) step_tokens: u32,
+    step_tokens: u32,
     /// Most new tokens of a request
     #[arg(long, value_name = "N", help_heading = "Limits")]
-    pub(super) max_tokens: Option<usize>,
+    max_tokens: Option<usize>,
     /// Most sequences that wait, by model
     ///
     /// Other requests are answered by 429 or 503 with Retry-After.
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Limits")]
-    pub(super) queue: usize,
+    queue: usize,
     /// Seconds from the arrival of a request to its last token
     #[arg(
         long,
@@ -113,52 +115,94 @@ pub struct Args {
         help_heading = "Limits",
         hide_short_help = true
     )]
-    pub(super) time_limit: u64,
+    time_limit: u64,
     /// Most memory for grammars of constrained replies
     ///
     /// Schemas, regular expressions and grammars of requests are compiled in processes of their own, which share this memory.
     /// Without the option, 256 MiB or what --memory leaves. 0 constrains no replies.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, help_heading = "Limits", hide_short_help = true)]
-    pub(super) grammar_memory: Option<u64>,
+    grammar_memory: Option<u64>,
     /// Let clients share the beginnings of their prompts
     ///
     /// Saves their computation, and lets clients see from cached_tokens and from the time of answers whether another one has
     /// sent the same beginning.
     #[arg(long, help_heading = "Speed", hide_short_help = true)]
-    pub(super) share_prefixes: bool,
+    share_prefixes: bool,
     /// Most connections at once
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Limits", hide_short_help = true)]
-    pub(super) connections: u32,
+    connections: u32,
     /// Place of the thoughts of models that think
     ///
     /// A request's reasoning_format takes precedence.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ReasoningFormat::Auto, help_heading = "Models", hide_short_help = true)]
-    pub(super) reasoning_format: ReasoningFormat,
+    reasoning_format: ReasoningFormat,
     /// Most tokens of a thought [default: any number]
     ///
     /// Then the mark that ends it is generated. A request's reasoning_budget takes precedence.
     #[arg(long, value_name = "N", help_heading = "Limits", hide_short_help = true)]
-    pub(super) reasoning_budget: Option<usize>,
+    reasoning_budget: Option<usize>,
     /// Quantize the KV cache, such as int8-head
     ///
     /// As run --kv.
     #[arg(long, value_name = "SCHEME", help_heading = "Speed")]
-    pub(super) kv: Option<KvPolicy>,
+    kv: Option<KvPolicy>,
     /// Smaller model that proposes tokens
     ///
     /// It has the same vocabulary. Changes no token, only the speed.
     #[arg(long, value_name = "MODEL", help_heading = "Speed")]
-    pub(super) draft: Option<ModelPath>,
+    draft: Option<ModelPath>,
     /// Source of proposed tokens
     ///
     /// As run --speculate.
     #[arg(long, value_enum, value_name = "SOURCE", default_value_t = Speculate::Lookup, help_heading = "Speed")]
-    pub(super) speculate: Speculate,
+    speculate: Speculate,
+}
+
+impl Args {
+    /// Returns the job.
+    pub(super) fn job(&self) -> Serve {
+        let name = self.alias.clone().unwrap_or_else(|| file_name(self.model.typed()));
+        let first = ServedModel { name, model: self.model.job_path().clone() };
+        let also =
+            |also: &Also| ServedModel { name: also.name.clone(), model: also.model.job_path().clone() };
+        let limit = self.shadow_limit;
+        let shadow = |(reference, share)| Shadow { reference, share, limit };
+        Serve {
+            models: std::iter::once(first).chain(self.also.iter().map(also)).collect(),
+            adapter: self.adapter.named().map(Into::into),
+            draft: self.draft.as_ref().map(|draft| draft.job_path().clone()),
+            lookup: self.speculate == Speculate::Lookup,
+            kv: self.kv.clone().map(AsText),
+            host: self.host,
+            port: self.port,
+            api_key_file: self.api_key_file.clone(),
+            no_api_key: self.no_api_key,
+            cors: self.cors.clone(),
+            shadow: self.shadow.clone().map(shadow),
+            parallel: self.parallel,
+            context: self.context,
+            step_tokens: self.step_tokens,
+            max_tokens: self.max_tokens,
+            queue: self.queue,
+            connections: self.connections,
+            time_limit: self.time_limit,
+            drain: self.drain,
+            grammar_memory: self.grammar_memory,
+            share_prefixes: self.share_prefixes,
+            separate_thoughts: self.reasoning_format == ReasoningFormat::Auto,
+            thought_tokens: self.reasoning_budget,
+        }
+    }
+}
+
+/// Last part of a path, as the name of a model.
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Place of thoughts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ReasoningFormat {
+enum ReasoningFormat {
     /// In reasoning_content, if the chat template has marks of thoughts
     Auto,
     /// In the text
@@ -167,9 +211,9 @@ pub(super) enum ReasoningFormat {
 
 /// Model with the name that requests choose it by.
 #[derive(Clone, Debug)]
-pub(super) struct Also {
-    pub(super) name: String,
-    pub(super) model: ModelPath,
+struct Also {
+    name: String,
+    model: ModelPath,
 }
 
 impl Also {

@@ -1,7 +1,7 @@
 //! Embedded model `demo`: a Llama of 1.3 million parameters trained by this program, with calibration and
-//! evaluation texts. Sources, settings, log and licenses are in `crates/mantissa/demo`.
+//! evaluation texts. Sources, settings, log and licenses are in `crates/mantissa-jobs/demo`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use mantissa_quant::Digests;
@@ -9,6 +9,10 @@ use mantissa_store::{FileDigest, Output, Result, Scratch, disk, write_file_atomi
 
 /// Name on the command line.
 pub const NAME: &str = "demo";
+
+/// Note for a user who talks to the model.
+pub const ABOUT: &str =
+    "demo is a story model of 1.3 million parameters: it continues your text and answers no questions";
 
 /// Files of the model in Hugging Face layout.
 const FILES: [(&str, &[u8]); 4] = [
@@ -66,6 +70,15 @@ pub fn folder() -> Result<PathBuf> {
     }
     *folder = Some(scratch);
     Ok(path)
+}
+
+/// Returns the folder that holds the one of [`folder`], under its name.
+///
+/// # Errors
+/// As [`folder`].
+pub(crate) fn parent() -> Result<PathBuf> {
+    let folder = folder()?;
+    Ok(folder.parent().map(Path::to_owned).unwrap_or(folder))
 }
 
 /// True if `source`, the digests of a model's files, are those of the embedded model.

@@ -3,16 +3,15 @@
 
 use std::path::Path;
 
-use anyhow::Result;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{Quality, quality_path, signature_path};
 use minisign_verify::{PublicKey, Signature};
 
-use super::text::read_settings;
-use crate::error::BadInput;
+use crate::error::{BadInput, Result};
+use crate::settings::read_settings;
 
 /// True if `key` names a file, not the key itself.
-pub fn is_file(key: &str) -> bool {
+pub(crate) fn is_file(key: &str) -> bool {
     PublicKey::from_base64(key).is_err()
 }
 
@@ -20,7 +19,7 @@ pub fn is_file(key: &str) -> bool {
 ///
 /// # Errors
 /// A key that is none; an artifact without `quality.json`.
-pub fn checked(mut found: Verification, artifact: &Path, key: &str) -> Result<Verification> {
+pub(crate) fn checked(mut found: Verification, artifact: &Path, key: &str) -> Result<Verification> {
     let key = public_key(key)?;
     let (quality, signature) = (quality_path(artifact), signature_path(artifact));
     if Quality::read(artifact)?.is_none() {

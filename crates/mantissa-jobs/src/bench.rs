@@ -1,0 +1,287 @@
+//! Speed of a model beside the limits of the machine.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use mantissa_kernels::packed::PackedLevel;
+use mantissa_model::KvPolicy;
+use mantissa_runtime::measure::{self, Limits, Probe, Times, Workload};
+use mantissa_runtime::prepared::Choice;
+use mantissa_runtime::{FastModel, RuntimeOptions};
+use mantissa_store::AdapterFiles;
+use serde::{Deserialize, Serialize};
+
+use crate::adapter;
+use crate::error::{BadInput, Result};
+use crate::host::Host;
+use crate::job::{Job, JobOutput};
+use crate::loaded::ModelUse;
+use crate::model::{ModelPath, open, open_quietly};
+use crate::names::AsText;
+
+/// Measures prefill and decode speed in turns with the limits of the machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bench {
+    /// Model to measure.
+    pub model: ModelPath,
+    /// Folder of an adapter that is not merged.
+    pub adapter: Option<PathBuf>,
+    /// Tokens of the prompt; 0 skips the prefill.
+    pub prompt: usize,
+    /// Tokens to generate; 0 skips decoding.
+    pub generated: usize,
+    /// Repetitions, of which the median counts.
+    pub reps: usize,
+    /// Tokens cached before decoding, each measured.
+    pub depth: Vec<usize>,
+    /// Sequences that decode at once, each measured.
+    pub batch: Vec<usize>,
+    /// Policies of the KV cache, each measured; empty for the model's own.
+    pub kv: Vec<AsText<KvPolicy>>,
+    /// True to list the kernel of every linear layer.
+    pub explain: bool,
+    /// Seed of all random numbers.
+    pub seed: u64,
+}
+
+/// Result of a measurement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchReport {
+    /// Model as named.
+    pub model: PathBuf,
+    /// Folder of the adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<PathBuf>,
+    /// Number of threads.
+    pub threads: usize,
+    /// Instruction-set level of the matmuls.
+    pub level: &'static str,
+    /// Seconds to load the model.
+    pub load_s: f64,
+    /// Seconds from the start of loading to the first token of a short prompt.
+    pub load_to_first_token_s: f64,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Generated tokens.
+    pub generated: usize,
+    /// First depth and batch.
+    #[serde(flatten)]
+    pub first: BenchRun,
+    /// Read bandwidth of the machine.
+    pub machine_read_gb_per_s: f64,
+    /// Peak of int8 products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_int8_gops: Option<f64>,
+    /// Peak of bf16 products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_bf16_gflops: Option<f64>,
+    /// Peak of f32 products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_f32_gflops: Option<f64>,
+    /// All depths and batches.
+    pub runs: Vec<BenchRun>,
+    /// Kernels of the linear layers, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<Vec<KernelRow>>,
+}
+
+/// Medians of one depth and batch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchRun {
+    /// Tokens cached before decoding.
+    pub depth: usize,
+    /// Sequences that decode at once.
+    pub batch: usize,
+    /// Policy of the KV cache, if it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv: Option<String>,
+    /// Prompt tokens per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pp_tokens_per_s: Option<f64>,
+    /// Share of the peak of the product instruction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pp_share_of_peak: Option<f64>,
+    /// Generated tokens per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tg_tokens_per_s: Option<f64>,
+    /// Bytes of weights, keys and values that the steps read, per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_gb_per_s: Option<f64>,
+    /// Share of the read bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tg_share_of_bandwidth: Option<f64>,
+    /// Lowest and highest prompt rate of the repetitions.
+    pub pp_range: Option<[f64; 2]>,
+    /// Lowest and highest generation rate of the repetitions.
+    pub tg_range: Option<[f64; 2]>,
+}
+
+/// Kernels of a linear layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelRow {
+    /// Module.
+    pub module: String,
+    /// Scheme of the weight.
+    pub format: String,
+    /// Kernel of decode steps.
+    pub kernel: String,
+    /// Kernel of prefill.
+    pub prefill: String,
+    /// Bytes of the prepared weight.
+    pub bytes: u64,
+    /// Reason why the layer has no kernel of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
+}
+
+impl From<Choice> for KernelRow {
+    fn from(choice: Choice) -> Self {
+        let Choice { module, format, kernel, prefill, bytes, reason } = choice;
+        KernelRow { module, format, kernel, prefill, bytes, fallback: reason }
+    }
+}
+
+impl Bench {
+    fn usage<'a>(&self, adapter: Option<&'a AdapterFiles>) -> ModelUse<'a> {
+        let deepest = self.depth.iter().max().copied().unwrap_or(0);
+        let longest = (self.prompt + 1).max(deepest + self.generated + 2);
+        ModelUse {
+            pass: RuntimeOptions::single(longest).step_tokens,
+            longest,
+            threads: self.batch.iter().max().copied().unwrap_or(1),
+            cached: true,
+            logits: 1,
+            adapter,
+            ..ModelUse::default()
+        }
+    }
+
+    /// Measures every policy, depth and batch; returns the runs and the limits of the machine.
+    fn measure(&self, model: &mut FastModel, host: &Host) -> Result<(Vec<BenchRun>, Limits)> {
+        let probe = Probe::new(host.threads)?;
+        let mut limits = vec![probe.run()];
+        let mut runs: Vec<BenchRun> = Vec::new();
+        let policies: Vec<_> =
+            if self.kv.is_empty() { vec![None] } else { self.kv.iter().map(Some).collect() };
+        for policy in policies {
+            if let Some(policy) = policy {
+                model.set_kv(policy)?;
+            }
+            for (&depth, &batch) in
+                self.depth.iter().flat_map(|depth| self.batch.iter().map(move |batch| (depth, batch)))
+            {
+                // A prompt takes as long at every depth and batch of decoding.
+                let prompt = if runs.is_empty() { self.prompt } else { 0 };
+                let work = Workload { prompt, generated: self.generated, depth, batch };
+                let mut times = Vec::new();
+                for rep in 0..self.reps.max(1) {
+                    times.push(measure::run(model, work, self.seed + rep as u64)?);
+                    limits.push(probe.run());
+                }
+                let kv = policy.map(|policy| policy.to_string());
+                runs.push(BenchRun { kv, ..measured(model, work, &times, &best(&limits)) });
+            }
+        }
+        Ok((runs, best(&limits)))
+    }
+}
+
+impl Job for Bench {
+    const NAME: &'static str = "bench";
+    const VERSION: u32 = 1;
+    type Report = BenchReport;
+
+    fn inputs(&self) -> Vec<PathBuf> {
+        self.model.inputs().into_iter().chain(self.adapter.clone()).collect()
+    }
+
+    fn outputs(&self) -> Vec<JobOutput> {
+        Vec::new()
+    }
+
+    fn memory(&self, _: &Host) -> Result<u64> {
+        let (files, adapter) = (open_quietly(&self.model)?, adapter::open(self.adapter.as_deref())?);
+        Ok(self.usage(adapter.as_ref()).needed(&[&files])?.1)
+    }
+
+    /// # Errors
+    /// A model that cannot be run; not enough memory.
+    fn run(&self, host: &Host) -> Result<BenchReport> {
+        let start = Instant::now();
+        let files = open(&self.model, host)?;
+        let adapter = adapter::open(self.adapter.as_deref())?;
+        self.usage(adapter.as_ref()).require(&[&files], host)?;
+        let mut model = adapter::fast(&files, adapter.as_ref(), host.threads)?;
+        drop(adapter);
+        let load_s = start.elapsed().as_secs_f64();
+        let short = Workload { prompt: 16, generated: 0, depth: 0, batch: 1 };
+        measure::run(&model, short, self.seed)?;
+        let load_to_first_token_s = start.elapsed().as_secs_f64();
+        let (runs, limits) = self.measure(&mut model, host)?;
+        let giga = |rate: f64| rate / 1e9;
+        let Some(first) = runs.first().cloned() else {
+            return Err(BadInput::new("--depth, --batch", "none", "at least one number").into());
+        };
+        Ok(BenchReport {
+            model: self.model.named().to_owned(),
+            adapter: self.adapter.clone(),
+            threads: host.threads,
+            level: PackedLevel::best().name(),
+            load_s,
+            load_to_first_token_s,
+            prompt: self.prompt,
+            generated: self.generated,
+            first,
+            machine_read_gb_per_s: giga(limits.read),
+            machine_int8_gops: limits.int8.map(giga),
+            machine_bf16_gflops: limits.bf16.map(giga),
+            machine_f32_gflops: limits.f32.map(giga),
+            runs,
+            kernels: self.explain.then(|| model.linears().map(|linear| linear.choice().into()).collect()),
+        })
+    }
+}
+
+/// Highest limits of all measurements: what the machine can do.
+fn best(limits: &[Limits]) -> Limits {
+    let most = |of: fn(&Limits) -> Option<f64>| limits.iter().filter_map(of).reduce(f64::max);
+    Limits {
+        read: most(|limits| Some(limits.read)).unwrap_or(0.0),
+        int8: most(|limits| limits.int8),
+        bf16: most(|limits| limits.bf16),
+        f32: most(|limits| limits.f32),
+    }
+}
+
+fn measured(model: &FastModel, work: Workload, times: &[Times], limits: &Limits) -> BenchRun {
+    let rates = |rate: &dyn Fn(&Times) -> f64| {
+        let mut rates: Vec<f64> = times.iter().map(rate).collect();
+        rates.sort_by(f64::total_cmp);
+        (rates[rates.len() / 2], [rates[0], rates[rates.len() - 1]])
+    };
+    let prefill = (work.prompt > 0).then(|| rates(&|times| work.prompt as f64 / times.prefill));
+    let decode = (work.generated > 0).then(|| rates(&|times| times.decoded as f64 / times.decode));
+    // A step reads the weights once for all sequences, and the cache of each.
+    let steps = |rate: f64| rate / work.batch as f64;
+    let cached = (work.depth as f64 + work.generated as f64 / 2.0) * model.kv_bytes_per_token();
+    let read = |rate: f64| steps(rate) * measure::weight_bytes(model) as f64 + rate * cached;
+    let peak =
+        match model.linears().filter(|linear| linear.is_integer()).count() * 2 > model.linears().count() {
+            true => limits.int8,
+            false => limits.bf16.or(limits.f32),
+        };
+    let operations = measure::operations(model, work.prompt) / work.prompt.max(1) as f64;
+    BenchRun {
+        depth: work.depth,
+        batch: work.batch,
+        kv: None,
+        pp_tokens_per_s: prefill.map(|(rate, _)| rate),
+        pp_share_of_peak: prefill.zip(peak).map(|((rate, _), peak)| rate * operations / peak),
+        tg_tokens_per_s: decode.map(|(rate, _)| rate),
+        read_gb_per_s: decode.map(|(rate, _)| read(rate) / 1e9),
+        tg_share_of_bandwidth: decode.map(|(rate, _)| read(rate) / limits.read),
+        pp_range: prefill.map(|(_, range)| range),
+        tg_range: decode.map(|(_, range)| range),
+    }
+}
