@@ -195,7 +195,7 @@ impl<'a> Runner<'a> {
 }
 
 impl Pass<'_, '_> {
-    /// Returns the logits of positions `rows`, at most [`ROWS`], which must follow those of the previous
+    /// Returns the logits of positions `rows`, at most [`ROWS`], which must follow the positions of the previous
     /// call. When decoding, positions before the last prompt token are not computed and keep their old
     /// values.
     pub(crate) fn logits(&mut self, tokens: &[u32], rows: Range<usize>) -> Result<&[f32], ForwardError> {
@@ -221,7 +221,7 @@ impl Pass<'_, '_> {
     }
 }
 
-/// Returns the inputs of the decode steps whose logits are those of positions `rows`, each with its place in `out`.
+/// Returns the inputs of the decode steps that give the logits of positions `rows`, each with its place in `out`.
 /// Positions before the last prompt token have none.
 fn steps<'t>(
     tokens: &'t [u32],

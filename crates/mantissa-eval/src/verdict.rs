@@ -29,12 +29,12 @@ impl Verdict {
     pub const ALL: [Verdict; 4] =
         [Verdict::Indistinguishable, Verdict::Small, Verdict::Visible, Verdict::Severe];
 
-    /// Judges a mean KL and its standard error against those of the noise floor: the KL of the source stored in bf16.
+    /// Judges a mean KL and its standard error against the noise floor: the KL of the source stored in bf16.
     /// Standard errors that are not finite count as 0.
     pub fn new(kl: (f64, f64), floor: (f64, f64)) -> Self {
         let se = |se: f64| if se.is_finite() { se } else { 0.0 };
         let at_floor = kl.0 <= floor.0 + 2.0 * se(kl.1).hypot(se(floor.1));
-        // A floor of 0 is that of a bf16 source: only the absolute thresholds hold.
+        // The floor of a bf16 source is 0: only the absolute thresholds hold.
         if floor.0 > 0.0 && at_floor {
             return Verdict::Indistinguishable;
         }

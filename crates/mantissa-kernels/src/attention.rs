@@ -42,7 +42,7 @@ pub struct ScoreRules<'a> {
     pub sinks: Option<&'a [f32]>,
     /// Rounding of the softmax weights before they multiply the values. The weights are `exp(score - max)`, in [0,
     /// 1], and 1 maps to the largest element: one scale for all, as in SageAttention2 (Zhang et al. 2024, arXiv
-    /// 2411.10958, sec. 3.3). Their sum is that of the unrounded weights.
+    /// 2411.10958, sec. 3.3). The sum is of the unrounded weights.
     pub weights: Option<Element>,
 }
 
@@ -116,8 +116,8 @@ impl Kernels {
         self.attention(shape, rules, q, k, v, out, None, scratch);
     }
 
-    /// [`Self::attention_causal_with`] with the same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
-    /// `exp(scale * score)` over the visible keys, capped and with the sink as `rules` say.
+    /// [`Self::attention_causal_with`] with the same bits, which also writes `lse[t, heads]`: the logarithm of the sum
+    /// of `exp(scale * score)` over the visible keys, capped and with the sink as `rules` say.
     /// [`Self::attention_causal_backward`] recomputes the weights from it.
     ///
     /// # Panics
@@ -172,7 +172,7 @@ impl Kernels {
     }
 
     /// One key/value head of one block of queries: `q`, `out` and `lse` begin at the block's rows, `k` and `v`
-    /// are those of the whole sequence.
+    /// belong to the whole sequence.
     fn attend(
         &self,
         shape: &CausalAttention,

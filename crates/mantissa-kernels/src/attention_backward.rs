@@ -107,7 +107,7 @@ impl Kernels {
     }
 
     /// One key/value head of one block: queries, results, their gradients and `lse` begin at the block's
-    /// rows; keys, values and theirs are those of the whole sequence.
+    /// rows; keys, values and their gradients belong to the whole sequence.
     fn attend_backward(
         &self,
         shape: &CausalAttention,

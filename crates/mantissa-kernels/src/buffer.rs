@@ -153,7 +153,7 @@ impl<T: Copy + Default> Lines<T> {
     /// Makes it `len` values long, and returns them. Values of before may be anywhere.
     pub(crate) fn resize(&mut self, len: usize) -> &mut [T] {
         let size = size_of::<T>().max(1);
-        // Elements of 64 bytes lie on lines or between them: only those of less can be moved to a line.
+        // Elements of 64 bytes lie on lines or between them: only smaller ones can be moved to a line.
         let slack = 64 / size;
         if self.values.len() < len + slack {
             self.values.resize(len + slack, T::default());

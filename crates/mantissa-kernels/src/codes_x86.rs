@@ -11,7 +11,8 @@ use crate::{Isa, MatMut};
 /// A product of codes.
 pub(crate) type Product = unsafe fn(Codes<'_>, Codes<'_>, MatMut<'_>, bool);
 
-/// Returns the product of codes of level `isa` on this processor, if it is better than that of the level's features.
+/// Returns the product of codes of level `isa` on this processor, if it is better than the product that the level's
+/// features give.
 pub(crate) fn best(isa: Isa) -> Option<Product> {
     match isa {
         Isa::Avx512 | Isa::Amx if is_x86_feature_detected!("avx512vnni") => Some(avx512_vnni),

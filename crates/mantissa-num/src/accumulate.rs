@@ -34,8 +34,8 @@ pub enum Accumulator {
         /// Products after which the sum is added to an f32 sum, a multiple of [`HOPPER_STEP`]; `None` for never.
         promote: Option<usize>,
     },
-    /// A sum of fewer bits without loss in the products: after every [`HOPPER_STEP`] of them, added exactly (in f64), the
-    /// sum is truncated toward zero. The least that any unit with so many bits loses.
+    /// A sum of fewer bits without loss in the products: after every [`HOPPER_STEP`] of them, added exactly (in f64),
+    /// the sum is truncated toward zero. The least that any unit with so many bits loses.
     Bits {
         /// Bits of the sum, 2 to 24, with the leading one.
         bits: u32,
@@ -272,14 +272,14 @@ mod tests {
         }
     }
 
-    /// Experiment E12: without promotion a 14-bit sum loses in proportion to K; promoted every 128 products it loses the
-    /// same at every K. Published: .00074, .00293, .01162 at K = 1024, 4096, 16384; promoted .00011.
+    /// Experiment E12: without promotion a 14-bit sum loses in proportion to K; promoted every 128 products it loses
+    /// the same at every K. Published: .00074, .00293, .01162 at K = 1024, 4096, 16384; promoted .00011.
     #[test]
     fn promotion_makes_the_error_independent_of_length() {
         let error = |accumulator: Accumulator, k: usize| {
             let of_seed = |seed: u64| {
                 let value = |i: usize| {
-                    // The magnitude of a sum of four uniform numbers is near that of a normal one.
+                    // The magnitude of a sum of four uniform numbers is near the magnitude of a normal one.
                     let uniform = |j: usize| {
                         f64::from(crate::round::random_u32(seed, (4 * i + j) as u64)) / 4_294_967_296.0 - 0.5
                     };

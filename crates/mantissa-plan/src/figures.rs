@@ -1,8 +1,9 @@
 //! Measured loss of recipes: the one table that `plan`, `explain`, `quantize --for` and the results pages read.
 //!
-//! `figures/recipes.tsv` is written by `bench/weights.py … figures`. KL is KL(source ‖ quantized) in nats/token with its
-//! standard error over windows, on `eval_mix` of two models of our own (docs/results/weights.md). The figures rank recipes and
-//! do not predict the loss of another model: larger models lose less at the same bits, models trained longer lose more.
+//! `figures/recipes.tsv` is written by `bench/weights.py … figures`. KL is KL(source ‖ quantized) in nats/token with
+//! its standard error over windows, on `eval_mix` of two models of our own (docs/results/weights.md). The figures rank
+//! recipes and do not predict the loss of another model: larger models lose less at the same bits, models trained
+//! longer lose more.
 
 use std::sync::LazyLock;
 
@@ -67,7 +68,7 @@ fn parse(line: &'static str) -> Option<Figure> {
     })
 }
 
-/// Finds the figure of `recipe` on `model`: that of the checkpoint format if it has its own, else the one of the others.
+/// Finds the figure of `recipe` on `model`: the checkpoint format's own, if it has one, else the figure of the others.
 pub fn figure(model: &str, recipe: &str, format: Option<&str>) -> Option<&'static Figure> {
     let of = |format: Option<&str>| {
         FIGURES.iter().find(|row| row.model == model && row.recipe == recipe && row.format == format)

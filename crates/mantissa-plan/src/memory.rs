@@ -1,4 +1,4 @@
-//! Bytes of a model in inference. [`training`](crate::training) has those of training.
+//! Bytes of a model in inference. [`training`](crate::training) has the bytes of training.
 
 use serde::Serialize;
 
@@ -79,7 +79,7 @@ pub fn concurrency(shape: &ModelShape, precision: &Precision, kv: &Kv, context: 
     if left <= 0.0 || each <= 0.0 { 0 } else { (left / each) as u64 }
 }
 
-/// Longest context of one sequence that fits beside the weights into `memory` bytes, at most that of the model.
+/// Longest context of one sequence that fits beside the weights into `memory` bytes, at most the model's.
 pub fn longest_context(shape: &ModelShape, precision: &Precision, kv: &Kv, memory: f64) -> u64 {
     let fits = |context: u64| inference(shape, precision, kv, context, 1).total() <= memory;
     if !fits(1) {

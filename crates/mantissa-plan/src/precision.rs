@@ -1,6 +1,6 @@
 //! Candidate precisions with their measured quality loss, and schemes of the KV cache.
 //!
-//! KL figures are those of [`figures`].
+//! KL figures come from [`figures`].
 
 use std::sync::LazyLock;
 
@@ -120,7 +120,7 @@ impl Precision {
         self.inputs.is_some()
     }
 
-    /// True if the weights are those of the model.
+    /// True if the weights are the model's, unchanged.
     pub fn is_dense(&self) -> bool {
         self.recipe.is_none()
     }
@@ -145,7 +145,7 @@ impl Precision {
     }
 }
 
-/// Parses a scheme of a weight; scales take 16 bits, those of code books 32.
+/// Parses a scheme of a weight; scales take 16 bits, scales of code books 32.
 pub(crate) fn format_of(name: &str) -> Format {
     let half = |scheme: Scheme| match scheme.format {
         Format::Table(_) => scheme,

@@ -1,7 +1,7 @@
 //! Sizes of a decoder, from which bytes and operations follow. Needs no weights.
 //!
-//! A [`ModelShape`] comes from a checked config (`mantissa_advise::shape`), so that one parser knows every architecture,
-//! or from [`ModelShape::named`]: the published shape nearest to a number of parameters.
+//! A [`ModelShape`] comes from a checked config (`mantissa_advise::shape`), so that one parser knows every
+//! architecture, or from [`ModelShape::named`]: the published shape nearest to a number of parameters.
 
 mod families;
 
@@ -109,7 +109,7 @@ pub struct ModelShape {
     pub caches: Vec<CacheLayers>,
     /// Bytes of the recurrent state of a sequence.
     pub state_bytes: u64,
-    /// Assumption behind the sizes, if they are not those of a config.
+    /// Assumption behind the sizes, if they come from no config.
     pub assumed: Option<String>,
 }
 
@@ -229,9 +229,9 @@ impl ModelShape {
         }
     }
 
-    /// Returns the shape that a text names: a published model (`qwen2.5-32b`), a number of parameters (`32B`, `500M`), or
-    /// of all and of active ones (`30B-A3B`). A number takes the nearest published shape, with fewer or more layers where
-    /// that differs by more than 10 %.
+    /// Returns the shape that a text names: a published model (`qwen2.5-32b`), a number of parameters (`32B`, `500M`),
+    /// or of all and of active ones (`30B-A3B`). A number takes the nearest published shape, with fewer or more layers
+    /// where that differs by more than 10 %.
     ///
     /// # Errors
     /// [`ParamsError`].

@@ -49,7 +49,7 @@ impl Footprint {
         Footprint { loading: self.loading.saturating_mul(at_once), ..self }
     }
 
-    /// Bytes at the peak, which is that of loading or of a session of `session` bytes.
+    /// Bytes at the peak of loading or of a session of `session` bytes.
     pub fn peak(&self, session: u64) -> u64 {
         self.weights.saturating_add(self.loading.max(session))
     }
@@ -91,8 +91,8 @@ fn matrix(shape: &[usize]) -> (usize, usize) {
 fn dense(rows: usize, cols: usize, stored: u64) -> Footprint {
     let padded = padded(rows, cols);
     let each = stored / (rows * cols).max(1) as u64;
-    // As it was read, and as the one before it was: glibc keeps freed blocks of this size for the next (its threshold for
-    // mappings follows what was freed). Without, the prediction was .83 to .9 of the peak.
+    // As it was read, and as the one before it was: glibc keeps freed blocks of this size for the next (its threshold
+    // for mappings follows what was freed). Without, the prediction was .83 to .9 of the peak.
     Footprint { weights: padded * each + 4 * rows as u64, loading: 2 * stored }
 }
 

@@ -1,4 +1,4 @@
-//! Predicted bytes of the weights beside those of a loaded model.
+//! Predicted bytes of the weights beside the bytes of a loaded model.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

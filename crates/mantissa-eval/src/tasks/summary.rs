@@ -93,7 +93,7 @@ pub struct TaskSummary {
     pub flips: Vec<Flip>,
 }
 
-/// Summarizes the answers to `items`, compared with those of a reference if given.
+/// Summarizes the answers to `items`, compared with a reference's if given.
 pub fn summary(items: &[Item], answers: &[Answer], reference: Option<&[Answer]>) -> TaskSummary {
     let of = |chosen: &[usize]| score(items, answers, reference, chosen);
     let mut groups: Vec<(String, Vec<usize>)> = Vec::new();

@@ -147,7 +147,7 @@ pub(crate) fn adamw_blockwise(
     *v_max = encode(step.maps[1], v, v_codes, step.zeros[1]);
 }
 
-/// Updates both moments; those of a non-finite gradient become 0.
+/// Updates both moments; moments of a non-finite gradient become 0.
 #[inline(always)]
 fn moments(step: &BlockwiseAdamW, grad: &[f32], m: &mut [f32], v: &mut [f32]) {
     for ((g, m), v) in grad.iter().zip(m).zip(v) {

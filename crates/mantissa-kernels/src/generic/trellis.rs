@@ -148,7 +148,7 @@ fn along<const N: usize>(
     }
 }
 
-/// Groups `a · N + n` for adjacent `n`: values are those of the states in order.
+/// Groups `a · N + n` for adjacent `n`: values follow the states in order.
 #[inline(always)]
 fn across<const N: usize>(values: &[f32], target: f32, costs: &[f32], next: &mut [f32], from: &mut [u8]) {
     let down = costs.len() / N;

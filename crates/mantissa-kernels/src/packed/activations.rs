@@ -20,7 +20,7 @@ pub struct Activations {
     pub(crate) unit: usize,
     /// Quads of a token, with padding to whole rows of AMX tiles.
     pub(crate) quads: usize,
-    /// Quads of a token that lie together: 1, or those of a row of an AMX tile.
+    /// Quads of a token that lie together: 1, or the quads of a row of an AMX tile.
     together: usize,
     /// Codes, four to an integer, padded with 0: tile by tile, `[quads / together, tokens of the tile, together]`.
     pub(crate) codes: Lines<i32>,

@@ -96,7 +96,7 @@ pub(crate) trait Dot: Copy {
     fn wide_u8(self, x: &[u8; ROWS]) -> Self::F;
     /// Makes 16 powers of two from the exponents of f32.
     fn powers(self, x: &[u8; ROWS]) -> Self::F;
-    /// Widens 2^-8 times 16 magnitudes of E4M3, whose bits are those of an f16 without the last 7.
+    /// Widens 2^-8 times 16 magnitudes of E4M3, whose bits equal an f16's without the last 7.
     fn wide_e4m3(self, x: &[u8; ROWS]) -> Self::F;
     /// Widens 16 f32 patterns in little-endian bytes.
     fn wide_f32(self, x: &[u8; 4 * ROWS]) -> Self::F;

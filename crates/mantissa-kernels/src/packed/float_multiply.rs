@@ -55,7 +55,7 @@ impl Strip<'_> {
                 let mut out = Aligned([[0.0; ROWS]; MOST]);
                 let out = &mut out.0[..some * tile.len()];
                 let product = if several { functions.several } else { functions.one };
-                // SAFETY: the functions are those of `level`, whose features `PackedLevel::available` has checked.
+                // SAFETY: the functions belong to `level`, whose features `PackedLevel::available` has checked.
                 unsafe { product(&part, values, out) };
                 for (i, out) in out.chunks_exact(tile.len()).enumerate() {
                     tile.clone().zip(out).for_each(|(t, sums)| write(first + i, t, sums));

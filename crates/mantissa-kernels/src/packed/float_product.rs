@@ -123,7 +123,7 @@ fn widen<D: Dot>(d: D, w: &Strip<'_>, panel: usize, block: usize, out: &mut Colu
 pub(crate) trait PairDot: Dot {
     /// `sum + w[1] x[1] + w[0] x[0]` in every lane, by `VDPBF16PS`.
     fn dot_pairs(self, sum: Self::F, w: Self::B, x: u32) -> Self::F;
-    /// Widens four columns of 16 rows to pairs of bf16: those of the first two columns, and those of the last two. The
+    /// Widens four columns of 16 rows to pairs of bf16: pairs of the first two columns, and pairs of the last two. The
     /// codes lie so that 16 bytes hold four rows, first their first two columns, then the others.
     fn wide_pairs(self, x: &Quad, table: &PairTable) -> [Self::B; 2];
 }

@@ -16,8 +16,8 @@ use super::tiles;
 use super::{BLOCK, ROWS};
 use crate::Isa;
 
-/// Level of the packed products: that of [`kernels`](crate::kernels), with the integer dot products that the processor
-/// has.
+/// Level of the packed products: the level of [`kernels`](crate::kernels), with the integer dot products that the
+/// processor has.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedLevel {
     name: &'static str,
@@ -309,8 +309,8 @@ impl PackedLevel {
         tiles.iter().find(|tile| tile.tokens == tokens).unwrap_or(&tiles[0])
     }
 
-    /// Expands 8-bit floats, in the order of [`PairDot::wide_pairs`](super::float_product::PairDot::wide_pairs), to pairs of
-    /// bf16.
+    /// Expands 8-bit floats, in the order of [`PairDot::wide_pairs`](super::float_product::PairDot::wide_pairs), to
+    /// pairs of bf16.
     pub(crate) fn expand_pairs(&self, codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
         if let Some(bf16) = &self.bf16 {
             // SAFETY: as in `quantize`.

@@ -1,5 +1,5 @@
-//! [`Dot`] for AArch64: NEON, NEON with the signed dot product (`SDOT`), and with that of unsigned and signed bytes
-//! (`USDOT`).
+//! [`Dot`] for AArch64: NEON, NEON with the signed dot product (`SDOT`), and with the dot product of unsigned and
+//! signed bytes (`USDOT`).
 
 use std::arch::aarch64::*;
 

@@ -1,6 +1,6 @@
 //! A weight repacked to panels of 16 rows.
 //!
-//! A panel is a sequence of *chunks* of columns: scales, minima and codes of one chunk, then those of the next. So a
+//! A panel is a sequence of *chunks* of columns: scales, minima and codes of one chunk, then of the next. So a
 //! product reads a panel from its first byte to its last, as the processor's prefetcher expects: with all scales of a
 //! panel ahead of its codes, every panel began with waits for memory, and a product of Q4_K took twice the time.
 
@@ -100,7 +100,7 @@ impl Panels {
         self.bytes.bytes().len()
     }
 
-    /// Dequantizes row `row` into `out`. Reads the whole panel: for single rows, such as those of an embedding.
+    /// Dequantizes row `row` into `out`. Reads the whole panel: for single rows, such as an embedding's.
     ///
     /// # Panics
     /// If there is no such row, or `out` is not `[cols]`.

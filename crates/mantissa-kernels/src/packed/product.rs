@@ -39,8 +39,8 @@ impl Shared {
         }
     }
 
-    /// The same for the last of several tiles, which finds its panel in the cache: asks for the next panel, `bytes` further,
-    /// so that the memory is not idle meanwhile.
+    /// The same for the last of several tiles, which finds its panel in the cache: asks for the next panel, `bytes`
+    /// further, so that the memory is not idle meanwhile.
     pub(crate) fn last_tile(self, bytes: usize) -> Self {
         Shared { ahead: if self.ahead > 0 { self.ahead } else { bytes }, ..self }
     }
@@ -200,7 +200,7 @@ pub(crate) fn wide_product<D: Dot, const T: usize>(
     sums.store(d, out);
 }
 
-/// Adds the products of consecutive blocks. `EXPANDED`: their bytes are those of [`expand`].
+/// Adds the products of consecutive blocks. `EXPANDED`: their bytes come from [`expand`].
 #[inline(always)]
 fn add<D: Dot, const BITS: usize, const TABLE: bool, const EXPANDED: bool, const T: usize>(
     d: D,

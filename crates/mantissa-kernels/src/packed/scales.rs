@@ -74,7 +74,7 @@ impl ScaleCode {
             ScaleCode::F16 => pairs(halves(values), out),
             ScaleCode::Bf16 => pairs(values.map(|x| (x.to_bits() >> 16) as u16), out),
             ScaleCode::Exponent => bytes(|x| (x.to_bits() >> 23) as u8, out),
-            // Its bits are those of an f16 of 2^-8 the value, without the last 7.
+            // Its bits equal an f16 of 2^-8 the value, without the last 7.
             ScaleCode::E4m3 => {
                 let bits = halves(&values.map(|x| x / 256.0));
                 out.iter_mut().zip(bits).for_each(|(out, bits)| *out = (bits >> 7) as u8);
@@ -120,7 +120,7 @@ macro_rules! widen_each {
     };
 }
 
-/// Widens the values of a panel to `out` `[groups]`; `scales` are those of the panel, if the values are minima.
+/// Widens the values of a panel to `out` `[groups]`; `scales` are the panel's scales, if the values are minima.
 #[inline(always)]
 pub(crate) fn widen<D: Dot>(d: D, stored: &Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
     let factor = d.splat(stored.factor);

@@ -1,7 +1,7 @@
 //! Products of 8-bit codes on AMX tiles: `TDPBSSD` and `TDPBSUD` (Intel SDM, volume 1, chapter 18, and volume 2).
 //!
 //! The left operand of an instruction is 16 tokens, each a row of at most 64 bytes of consecutive columns; the right
-//! one is a step of a panel, whose order (four codes of every row of the weight) is that of the instruction. The sum is
+//! one is a step of a panel, in the order of the instruction (four codes of every row of the weight). The sum is
 //! a tile of 16 tokens × 16 rows of integers, which is stored and enters the f32 sums by the operations, and in the
 //! order, of the other levels: the bits are the same.
 //!
@@ -41,7 +41,7 @@ type Integers = [[i32; ROWS]; TOKENS];
 /// f32 sums of 16 tokens × 16 rows.
 pub(crate) type Sums = [[f32; ROWS]; TOKENS];
 
-/// Returns the quads of a token that lie together for products with units of `unit` columns: those of a step.
+/// Returns the quads of a token that lie together for products with units of `unit` columns: the quads of a step.
 pub(crate) const fn quads_of_step(unit: usize) -> usize {
     if unit.is_multiple_of(2 * BLOCK) { 2 * QUADS } else { QUADS }
 }

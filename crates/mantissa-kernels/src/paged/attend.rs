@@ -58,8 +58,8 @@ impl Kernels {
             }
             #[cfg(target_arch = "aarch64")]
             Isa::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
-                // SAFETY: a `Kernels` of this level exists only if the processor has NEON; the dot product has just been
-                // detected.
+                // SAFETY: a `Kernels` of this level exists only if the processor has NEON; the dot product has just
+                // been detected.
                 unsafe { attend_neon_dotprod(&args, state) }
             }
             #[cfg(target_arch = "aarch64")]
@@ -85,7 +85,7 @@ struct Args<'a> {
 #[inline(always)]
 fn attend<S: TileSimd>(simd: S, args: &Args<'_>, state: &mut Softmax) {
     let Args { q, keys, values, visible, softcap, next } = args;
-    // Codes of the next tile are prefetched as those of this one are read; what follows them, here.
+    // Codes of the next tile are prefetched as this one's are read; what follows them, here.
     for (next, tile) in next.iter().zip([keys, values]) {
         simd.prefetch(next.get(tile.format.code_bytes(q.dims)..).unwrap_or(&[]));
     }

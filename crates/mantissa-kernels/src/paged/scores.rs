@@ -67,7 +67,7 @@ macro_rules! with_rows {
 }
 pub(super) use with_rows;
 
-/// Writes the scores of all queries, `[rows][64]`, of which only those of visible tokens have a meaning. Prefetches
+/// Writes the scores of all queries, `[rows][64]`, of which only the visible tokens' have a meaning. Prefetches
 /// `next`.
 #[inline(always)]
 pub(super) fn scores<S: TileSimd>(simd: S, q: &Queries, keys: Tile<'_>, next: &[u8], out: &mut [f32]) {

@@ -43,7 +43,7 @@ pub(super) trait TileSimd: Copy {
     fn max_lane(self, a: Self::F32) -> f32;
     /// The sum of all lanes: lane `i` takes lane `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
     fn sum_lanes(self, a: Self::F32) -> f32;
-    /// Adds the low bits of `n` to the exponent of `a`: the bits of `a` plus those of `n` shifted left by 23.
+    /// Adds the low bits of `n` to the exponent of `a`: the bits of `a` plus the bits of `n` shifted left by 23.
     fn add_exponent(self, a: Self::F32, n: Self::F32) -> Self::F32;
 
     /// Little-endian f32.
@@ -164,7 +164,7 @@ impl TileSimd for Portable {
 
     #[inline(always)]
     fn e4m3(self, x: &[u8; 16]) -> [f32; LANES] {
-        // Exponent and mantissa bits of E4M3 are those of f16 three places further left; the bias differs by 8.
+        // Exponent and mantissa bits of E4M3 lie three places further left than f16's; the bias differs by 8.
         let mut half = [0; 32];
         for (half, &x) in half.chunks_exact_mut(2).zip(x) {
             half.copy_from_slice(&((u16::from(x & 0x80) << 8) | (u16::from(x & 0x7f) << 7)).to_le_bytes());

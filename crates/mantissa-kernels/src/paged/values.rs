@@ -167,7 +167,7 @@ fn largest_of<S: TileSimd>(simd: S, scales: &[u8]) -> f32 {
     simd.max_lane(largest)
 }
 
-/// Largest scale of the visible tokens; `whole` is that of all of them. Others may hold anything.
+/// Largest scale of the visible tokens; `whole` is the largest of all tokens. Others may hold anything.
 #[inline(always)]
 fn largest_scale(visible: Visible, whole: f32, scales: &[u8]) -> f32 {
     let (from, to) = (usize::from(visible.from), usize::from(visible.to));

@@ -1,6 +1,6 @@
 //! Block scales from the range of a block, by rule.
 //!
-//! One group per family of formats. The formulas are those of `golden/README.md`, one f32 operation at a time.
+//! One group per family of formats. The formulas follow `golden/README.md`, one f32 operation at a time.
 
 use super::block::{Block, Range, Step};
 use crate::e8m0;

@@ -1,5 +1,5 @@
 //! Q4_0 and Q8_0 by their formulas, sixteen blocks at a time: a lane per block for scales, their inverses and f16
-//! bits, a lane per element for codes. The bytes equal those of [`legacy`](super::legacy).
+//! bits, a lane per element for codes. The bytes equal [`legacy`](super::legacy)'s.
 
 use super::legacy::BELOW_HALF;
 use super::{CodecId, signed_amax};

@@ -12,8 +12,8 @@ use crate::hardware::Maker;
 /// Prompt of the commands that take one.
 const PROMPT: &str = "\"Once upon a time\"";
 
-/// Checkpoint formats that only the engines whose row names them keep models in. Engines read other formats too, such as
-/// vLLM and transformers GGUF, but slowly or by way of dense weights.
+/// Checkpoint formats that only the engines whose row names them keep models in. Engines read other formats too, such
+/// as vLLM and transformers GGUF, but slowly or by way of dense weights.
 const KEPT_BY_SOME: [&str; 6] = ["gguf", "mlx", "exl2", "modelopt", "native", "compressed-tensors"];
 
 /// Serving engine.
@@ -24,7 +24,8 @@ pub struct Engine {
     pub title: &'static str,
     /// Other names that people type.
     pub(super) typed: &'static [&'static str],
-    /// Makers of the devices that it runs on; the rules of vLLM, SGLang, LMDeploy and TensorRT-LLM are those of NVIDIA GPUs.
+    /// Makers of the devices that it runs on; the rules of vLLM, SGLang, LMDeploy and TensorRT-LLM hold for NVIDIA
+    /// GPUs.
     pub makers: &'static [Maker],
     /// Shell command that runs a model, with `{model}` and `{prompt}`; `None` if it is called from Python.
     pub(super) command: Option<&'static str>,

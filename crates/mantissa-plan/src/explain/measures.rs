@@ -19,8 +19,8 @@ pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// Returns the signal-to-noise ratio in dB of normal numbers under a scheme; with `outlier`, one number of each row is so many
-/// standard deviations large, and counts in neither signal nor noise. `None` for schemes that need a search.
+/// Returns the signal-to-noise ratio in dB of normal numbers under a scheme; with `outlier`, one number of each row is
+/// so many standard deviations large, and counts in neither signal nor noise. `None` for schemes that need a search.
 pub fn sqnr(scheme: &str, outlier: Option<f32>) -> Option<f64> {
     let scheme: Scheme = scheme.parse().ok()?;
     let mut x = normal(ROWS * COLS, 7);
@@ -39,8 +39,8 @@ pub fn sqnr(scheme: &str, outlier: Option<f32>) -> Option<f64> {
     Some(10.0 * (signal / noise).log10())
 }
 
-/// Returns the relative error of a dot product of `k` positive E4M3 numbers in Hopper's accumulator of 14 bits, without and
-/// with promotion to f32 every 128 products; the mean over 16 products.
+/// Returns the relative error of a dot product of `k` positive E4M3 numbers in Hopper's accumulator of 14 bits, without
+/// and with promotion to f32 every 128 products; the mean over 16 products.
 pub fn accumulator_error(k: usize) -> [f64; 2] {
     let element = |x: f32| minifloat::E4M3.decode(minifloat::E4M3.encode_saturating(x.abs() + 0.5));
     let error = |accumulator: Accumulator| {
@@ -55,8 +55,8 @@ pub fn accumulator_error(k: usize) -> [f64; 2] {
     [None, Some(128)].map(|promote| error(Accumulator::Hopper { promote }))
 }
 
-/// Returns the smallest relative change of a weight that its rounding to a float of this code keeps: half the spacing just above
-/// a power of two, `2^-(m + 1)` of the value.
+/// Returns the smallest relative change of a weight that its rounding to a float of this code keeps: half the spacing
+/// just above a power of two, `2^-(m + 1)` of the value.
 pub(crate) fn least_update(code: Code) -> f64 {
     match code {
         Code::Float(float) => 0.5f64.powi(float.mantissa_bits as i32 + 1),
@@ -68,10 +68,10 @@ pub(crate) fn least_update(code: Code) -> f64 {
 const WIDTH: usize = 12;
 const SAMPLES: usize = 64;
 
-/// Returns the relative error of the update that GPTQ's factor gives the other weights of a row for the error of the first,
-/// against the minimum of `δᵀ H δ` with that error fixed: with the upper Cholesky factor of `H⁻¹` (arXiv 2210.17323,
-/// section 3.3), and with the Cholesky factor of `H` in its place. `H` `[12, 12]` is that of correlated inputs, damped by 1 %
-/// of its mean diagonal.
+/// Returns the relative error of the update that GPTQ's factor gives the other weights of a row for the error of the
+/// first, against the minimum of `δᵀ H δ` with that error fixed: with the upper Cholesky factor of `H⁻¹` (arXiv
+/// 2210.17323, section 3.3), and with the Cholesky factor of `H` in its place. `H` `[12, 12]` belongs to correlated
+/// inputs, damped by 1 % of its mean diagonal.
 pub(crate) fn compensation_error() -> [f64; 2] {
     let x = normal((WIDTH + 1) * SAMPLES, 11);
     // Neighbouring inputs share half of their variance.

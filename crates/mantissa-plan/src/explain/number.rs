@@ -115,7 +115,7 @@ fn mask(width: u32) -> u32 {
     if width >= 32 { u32::MAX } else { (1 << width) - 1 }
 }
 
-/// Returns the power of two of a float's leading digit, or that of its subnormals; `None` for infinities and NaN.
+/// Returns the power of two of a float's leading digit, or of its subnormals; `None` for infinities and NaN.
 fn exponent(float: MiniFloat, code: u32) -> Option<i32> {
     let (e, m) = (float.exponent_bits, float.mantissa_bits);
     let code = if float.name == "tf32" { code >> 13 } else { code };

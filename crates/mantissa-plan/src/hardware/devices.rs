@@ -1,5 +1,5 @@
-//! Devices with their figures. Rates are dense (without sparsity), in TFLOP/s or TOP/s; memory in GiB, which vendors name GB;
-//! bandwidths in TB/s and, of links, in GB/s for each direction.
+//! Devices with their figures. Rates are dense (without sparsity), in TFLOP/s or TOP/s; memory in GiB, which vendors
+//! name GB; bandwidths in TB/s and, of links, in GB/s for each direction.
 
 use std::borrow::Cow;
 
@@ -35,10 +35,10 @@ pub struct Spec {
     pub source: &'static str,
 }
 
-/// Shares of GPUs. Measured on an H200 with PyTorch's kernels in a CUDA graph (bench/gpu.py, bench/record/2026-11-26-gpu.md):
-/// bf16 decoding .65 to .72 of the bandwidth, prefill .62 to .67 of the peak; FP8 prefill .44 to .47 of its peak. Published:
-/// llmq 230 of 362 TFLOP/s on an L40S in training (training.md, section 4); Marlin about 90 % of the bandwidth with 4-bit
-/// weights (Frantar et al. 2024, arXiv 2408.11743, fig. 1).
+/// Shares of GPUs. Measured on an H200 with PyTorch's kernels in a CUDA graph (bench/gpu.py,
+/// bench/record/2026-11-26-gpu.md): bf16 decoding .65 to .72 of the bandwidth, prefill .62 to .67 of the peak; FP8
+/// prefill .44 to .47 of its peak. Published: llmq 230 of 362 TFLOP/s on an L40S in training (training.md, section 4);
+/// Marlin about 90 % of the bandwidth with 4-bit weights (Frantar et al. 2024, arXiv 2408.11743, fig. 1).
 const GPU_SHARES: Shares = Shares {
     bandwidth: [0.5, 0.7, 0.88],
     compute: [0.4, 0.6, 0.78],
@@ -49,7 +49,8 @@ const GPU_SHARES: Shares = Shares {
 const APPLE_SHARES: Shares =
     Shares { bandwidth: [0.5, 0.68, 0.85], compute: [0.35, 0.5, 0.7], source: "assumed; not measured by us" };
 
-/// Shares of the bandwidth that mantissa's kernels reach; those of the peak with formats that [`CPU_KERNELS`] does not list.
+/// Shares of the bandwidth that mantissa's kernels reach; shares of the peak with formats that [`CPU_KERNELS`] does not
+/// list.
 const CPU_SHARES: Shares = Shares {
     bandwidth: [0.75, 0.87, 1.0],
     compute: [0.4, 0.5, 0.6],

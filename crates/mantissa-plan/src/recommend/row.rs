@@ -42,8 +42,8 @@ impl Load {
 /// Default of [`Load::max_kl`]: "small" on our models, with a margin for other models.
 pub const MAX_KL: f64 = 0.02;
 
-/// Number of parameters below which a loss that shows is not recommended: small models lose more, and take little memory
-/// anyway.
+/// Number of parameters below which a loss that shows is not recommended: small models lose more, and take little
+/// memory anyway.
 pub const SMALL_MODEL: u64 = 1_000_000_000;
 
 /// Least gain in time for which a quantized precision is recommended over BF16 that fits.
@@ -73,7 +73,7 @@ pub struct Row {
     pub execution: Execution,
     /// Engines that load it on the device, and why others do not.
     pub loads: Loads,
-    /// True if the measured loss may understate that of this model: int8 inputs of a model that is large enough for outlier
+    /// True if the measured loss may understate this model's: int8 inputs of a model that is large enough for outlier
     /// channels, which our models do not have.
     pub outliers: bool,
     /// True if engines of the format are not built for so many sequences on a GPU: GGUF.
@@ -83,7 +83,8 @@ pub struct Row {
 /// Sequences from which on GGUF on a GPU comes after other formats.
 const MANY: u64 = 8;
 
-/// Number of parameters from which on outlier channels appear in all layers (LLM.int8(), arXiv 2208.07339, section 3.2).
+/// Number of parameters from which on outlier channels appear in all layers (LLM.int8(), arXiv 2208.07339, section
+/// 3.2).
 const OUTLIERS_FROM: u64 = 6_000_000_000;
 
 impl Row {
@@ -155,7 +156,8 @@ pub(super) fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &
     }
 }
 
-/// Returns the fastest choice; of those within 8 % the one with the smallest measured loss, int8 inputs of large models last.
+/// Returns the fastest choice; of those within 8 % the one with the smallest measured loss, int8 inputs of large models
+/// last.
 pub(super) fn fastest(rows: &[Row], max_kl: f64, cost: impl Fn(&Row) -> f64) -> Option<&Row> {
     let choices = || rows.iter().filter(|row| row.is_choice(max_kl));
     let best = choices().map(&cost).min_by(f64::total_cmp)?;

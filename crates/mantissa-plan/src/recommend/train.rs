@@ -76,7 +76,7 @@ const ADAPTERS: [(&str, &str, &str); 2] = [
     ("qlora", "low-rank adapters on frozen NF4 weights with double quantization", "nf4-dq"),
 ];
 
-/// Evaluates every recipe for a run, and chooses. `rank` is that of adapters; `adapters` asks for them alone.
+/// Evaluates every recipe for a run, and chooses. `rank` is the rank of adapters; `adapters` asks for them alone.
 pub fn train(
     shape: &ModelShape,
     device: &Device,

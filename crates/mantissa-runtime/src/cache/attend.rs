@@ -28,7 +28,7 @@ const PIECE: usize = 8;
 pub struct AttendInputs<'a> {
     /// Place of the layer among those with keys and values of their own.
     pub layer: usize,
-    /// True to append keys and values; false if another layer of the pass has appended those of all rows.
+    /// True to append keys and values; false if another layer of the pass has appended them for all rows.
     pub append: bool,
     /// Shape and mask.
     pub shape: &'a CausalAttention,
@@ -293,7 +293,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Writes the result of row `row` of a span, `[heads, head_dim]`, from those of its tasks.
+    /// Writes the result of row `row` of a span, `[heads, head_dim]`, from the results of its tasks.
     fn join(&self, span: &Span, row: usize, results: &[f32], out: &mut [f32]) {
         let (d, group) = (self.shape.head_dim, self.group());
         for (head, out) in out.chunks_exact_mut(d).enumerate() {

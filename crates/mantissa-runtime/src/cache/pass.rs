@@ -34,7 +34,7 @@ pub(super) struct Pass<'a> {
     pub(super) q: &'a [f32],
 }
 
-/// Keys and values of one layer: those of all sequences, and the new rows.
+/// Keys and values of one layer: of all sequences, and of the new rows.
 pub(super) struct Stored<'a> {
     pub(super) plan: &'a LayerPlan,
     pub(super) rope: Option<(&'a [f32], &'a [f32], usize)>,

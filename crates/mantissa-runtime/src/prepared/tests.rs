@@ -21,7 +21,7 @@ fn weight(scheme: &Scheme, rows: usize, cols: usize, input: Option<&str>) -> Opt
     Some(LinearWeight { rows, cols, weight, bias: Some(wave(rows, 0.3)), input, transforms })
 }
 
-/// Root mean square of the difference, as a share of that of the reference without its bias.
+/// Root mean square of the difference, relative to the reference without its bias.
 fn error(weight: &LinearWeight, tokens: usize) -> (f64, Choice) {
     let (rows, cols) = (weight.rows, weight.cols);
     let x = wave(tokens * cols, 0.377);

@@ -52,8 +52,8 @@ pub(super) enum Next {
 }
 
 impl Scratch {
-    /// Chooses the next token of `sequence` by the `logits` `[vocabulary]` of the model, whose end tokens are `eos`, from
-    /// the one that was `drawn` before on.
+    /// Chooses the next token of `sequence` by the `logits` `[vocabulary]` of the model, whose end tokens are `eos`,
+    /// from the one that was `drawn` before on.
     fn choose(
         &mut self,
         sequence: &mut Sequence,
@@ -120,7 +120,7 @@ impl Scratch {
         sampling.choose(&self.logits, SECOND + draw, &mut self.choices).ok_or(NoToken::Broken)
     }
 
-    /// Fills `logits` with those of the model after biases and penalties.
+    /// Fills `logits` with the model's, after biases and penalties.
     fn change(&mut self, sequence: &Sequence, logits: &[f32]) {
         let sampling = sequence.request.sampling;
         self.logits.clear();

@@ -57,8 +57,8 @@ pub struct RuntimeOptions {
     pub step_tokens: usize,
     /// Finished sequences whose cache is kept for prompts that begin alike, as long as there is memory.
     pub kept: usize,
-    /// Source of proposed tokens; a draft model takes precedence. None are proposed to models with recurrent layers, nor
-    /// with a KV cache that stores several tokens together.
+    /// Source of proposed tokens; a draft model takes precedence. None are proposed to models with recurrent layers,
+    /// nor with a KV cache that stores several tokens together.
     pub speculation: Speculation,
 }
 
@@ -307,7 +307,7 @@ impl<'m> Runtime<'m> {
         sequence.is_some_and(|sequence| sequence.undecided.is_some() && !sequence.wait(Duration::ZERO))
     }
 
-    /// Takes a sequence out, so that others have its place. Its cache is kept like that of a finished one, as long as there
+    /// Takes a sequence out, so that others have its place. Its cache is kept like a finished one's, as long as there
     /// is memory. `None` if there is no such sequence.
     pub fn detach(&mut self, id: SequenceId) -> Option<Detached> {
         if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {

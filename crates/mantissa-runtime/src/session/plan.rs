@@ -13,7 +13,7 @@ impl Runtime<'_> {
     /// Fills the batch of the next pass.
     ///
     /// # Errors
-    /// Those of the draft model.
+    /// Sequences of the draft model.
     pub(super) fn plan_step(&mut self) -> Result<(), ForwardError> {
         self.batch.clear();
         self.plan_decode()?;
@@ -118,7 +118,7 @@ impl Runtime<'_> {
             && self.running.iter().all(decodes)
     }
 
-    /// Fills `proposed` with tokens after those of the sequence in `slot`, if they should pay.
+    /// Fills `proposed` with tokens that continue the sequence in `slot`, if they should pay.
     fn propose(&mut self, slot: usize) -> Result<Option<Origin>, ForwardError> {
         self.proposed.clear();
         let rows = self.running.len().max(self.batch.tokens.len() + 1);
@@ -172,8 +172,8 @@ impl Runtime<'_> {
         }
     }
 
-    /// Adds chunks of the prompts at work, in the order of rank; those of the owners who have had more time than another of
-    /// `owners` wait.
+    /// Adds chunks of the prompts at work, in the order of rank; those of the owners who have had more time than
+    /// another of `owners` wait.
     fn plan_prefill(&mut self, left: &mut usize, owners: &[u64]) {
         for &slot in &self.running {
             // Those that were just admitted have their chunk.
@@ -197,8 +197,8 @@ impl Runtime<'_> {
     }
 
     /// Admits the sequence that has waited longest, if there is room for it, and adds a chunk of its prompt. Those that
-    /// wait for their constraint or for the beginning of their prompt are passed over, and so are those whose owner has had
-    /// more time than another of `owners`. Returns false if none is admitted.
+    /// wait for their constraint or for the beginning of their prompt are passed over, and so are those whose owner has
+    /// had more time than another of `owners`. Returns false if none is admitted.
     fn admit(&mut self, left: &mut usize, owners: &[u64]) -> bool {
         let mut small = self.small_left;
         let ready = |sequence: &Sequence| {
@@ -235,9 +235,9 @@ impl Runtime<'_> {
         true
     }
 
-    /// Number of first tokens of `sequence` that are `other` too, in a form that can be shared once they are computed. At
-    /// least one token is left to be computed. Without recurrent layers the rest has the same bits as without sharing:
-    /// it begins at a multiple of a block of queries, and is not computed as a few tokens.
+    /// Number of first tokens of `sequence` that are `other` too, in a form that can be shared once they are computed.
+    /// At least one token is left to be computed. Without recurrent layers the rest has the same bits as without
+    /// sharing: it begins at a multiple of a block of queries, and is not computed as a few tokens.
     fn common(&self, sequence: &Sequence, other: &[u32]) -> usize {
         let (all, recurrent) = (sequence.tokens.len(), self.kv.is_recurrent());
         let most = if recurrent { all - 1 } else { all.saturating_sub(FEW + 1) };
@@ -272,8 +272,8 @@ impl Runtime<'_> {
         later > 0 && later > self.shareable(sequence).map_or(0, |(len, _)| len)
     }
 
-    /// Slot of the sequence that shares the longest beginning with `sequence`, and its length; with recurrent layers, of
-    /// the longest sequence that it begins with.
+    /// Slot of the sequence that shares the longest beginning with `sequence`, and its length; with recurrent layers,
+    /// of the longest sequence that it begins with.
     fn shareable(&self, sequence: &Sequence) -> Option<(usize, usize)> {
         let common = |other: usize| {
             let theirs = match &self.slots[other] {
@@ -294,7 +294,7 @@ impl Runtime<'_> {
         }
     }
 
-    /// Returns a free slot, if need be that of the sequence kept longest.
+    /// Returns a free slot, if need be by dropping the sequence kept longest.
     pub(super) fn free_slot(&mut self) -> Option<usize> {
         let free = |slots: &[Slot]| slots.iter().position(|slot| matches!(slot, Slot::Free));
         free(&self.slots).or_else(|| if self.drop_kept() { free(&self.slots) } else { None })
@@ -350,8 +350,8 @@ impl Runtime<'_> {
     }
 }
 
-/// True if `pending` tokens of a prompt may be computed in a pass for these `owners`: it is its owner's turn, or they are
-/// so few that nobody notices, of which `small` tokens are left in the pass.
+/// True if `pending` tokens of a prompt may be computed in a pass for these `owners`: it is its owner's turn, or they
+/// are so few that nobody notices, of which `small` tokens are left in the pass.
 fn may_compute(
     shares: &Shares,
     sequence: &Sequence,

@@ -4,7 +4,7 @@
 //! Proposals come from the text so far (prompt lookup) or from a smaller model of the same vocabulary. At each place
 //! the model's next token is drawn from its own distribution with the random number that belongs to the place, and
 //! the proposal is accepted if it is that token. So the tokens are the same with and without speculation, sampled ones
-//! too. For a proposal that is certain, as in prompt lookup, the acceptance rate equals that of Leviathan's algorithm 1.
+//! too. For a proposal that is certain, as in prompt lookup, the acceptance rate is Leviathan's (algorithm 1).
 //! A draft model draws with the same random number as the model ("drafter-invariant" decoding, Daliri et al. 2024,
 //! arXiv 2408.07978, with inverse sampling as the coupling), which accepts somewhat less than the optimal coupling of
 //! algorithm 1 if sampling is not greedy.

@@ -4,7 +4,7 @@ use mantissa_model::{Batch, Buffers, Decoder};
 use mantissa_runtime::Single;
 use mantissa_store::convention::ModelFiles;
 
-/// Logits of every architecture are those of the reference decoder, up to the rounding of the fast contract.
+/// Logits of every architecture equal the reference decoder's, up to the rounding of the fast contract.
 #[test]
 fn logits_are_close_to_the_reference() {
     for dir in tiny() {

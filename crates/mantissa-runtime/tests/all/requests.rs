@@ -11,7 +11,7 @@ use mantissa_runtime::{
     RuntimeOptions, SequenceId, Speculation, TokenMask, Verdict,
 };
 
-/// Allows tokens whose remainder by 3 is that of their place, and an end after `least` tokens; complete after `most`.
+/// Allows tokens that are congruent to their place modulo 3, and an end after `least` tokens; complete after `most`.
 #[derive(Clone, Debug)]
 struct Remainders {
     place: u32,
@@ -298,7 +298,8 @@ fn constrained_draws_follow_the_renormalized_distribution() {
     assert!((share - p).abs() < 4.0 * (p * (1.0 - p) / draws as f64).sqrt(), "{share} for {p}");
 }
 
-/// Probabilities of a prompt equal those of the same tokens as a continuation, in chunks and in a batch too.
+/// Probabilities of a prompt equal the probabilities of the same tokens as a continuation, in chunks and in a batch
+/// too.
 #[test]
 fn prompts_report_the_probabilities_of_their_tokens() {
     for (model, name) in quantized() {

@@ -43,7 +43,7 @@ struct MessagesErrorFields {
     message: String,
 }
 
-/// Errors of these endpoints; those of the connection have the shape of OpenAI's API.
+/// Errors of these endpoints. Errors of the connection have the shape of OpenAI's API.
 #[derive(IntoResponses)]
 #[allow(dead_code)]
 pub(crate) enum Errors {

@@ -30,7 +30,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Body<T> {
     }
 }
 
-/// Body of a request that generates: its own fields and those of sampling, which stand side by side.
+/// Body of a request that generates: its own fields beside the fields of sampling.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct Sampling<T> {
     #[serde(flatten)]
@@ -57,8 +57,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Sampling<T>
 }
 
 impl<T: DeserializeOwned> Sampling<T> {
-    /// Reads a request that was made of one of another API with so many `bytes`; `names` are the fields that have another name there, with
-    /// that name.
+    /// Reads a request that was made of one of another API with so many `bytes`; `names` are the fields that have
+    /// another name there, with that name.
     ///
     /// # Errors
     /// Status 400 that names the field as the other API does.

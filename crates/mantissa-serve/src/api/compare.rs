@@ -48,7 +48,7 @@ pub(crate) enum CompareEvent {
         /// 0 for the first model, 1 for the other.
         side: usize,
         token: u32,
-        /// Its text; that of a part of a character comes with the last part.
+        /// Its text. A character in several tokens comes with the last of them.
         text: String,
     },
     /// Difference at a token of the first answer.
@@ -161,7 +161,7 @@ impl Checked {
         Ok(events.send(&done).await?)
     }
 
-    /// Sends the tokens of both answers, and returns those of the first.
+    /// Sends the tokens of both answers, and returns the tokens of the first.
     async fn answers(&self, streams: [Stream; 2], events: &Events) -> Result<Vec<u32>, Cut> {
         let [ours, theirs] = streams;
         let (mut first, mut other) = (self.generation(0, ours)?, self.generation(1, theirs)?);

@@ -19,7 +19,7 @@ use super::{ApiError, App, Artifact};
 use crate::engine::Caller;
 use crate::reasoning::Marks;
 
-/// Compiles the grammar of a reply: that of its calls, or that of its text.
+/// Compiles the grammar of a reply: the grammar of its calls, or of its text.
 pub(super) fn constraint(
     app: &Preparation,
     artifact: &Arc<Artifact>,

@@ -237,8 +237,8 @@ impl<'m> Worker<'m> {
         }
     }
 
-    /// Lists what may be begun: the jobs that gave up their places and can go on, and the next one of each client in the queue;
-    /// those of the client served least first.
+    /// Lists what may be begun: the jobs that gave up their places and can go on, and the next one of each client in
+    /// the queue; sequences of the client served least first.
     fn candidates(&mut self) -> Vec<Next> {
         let mut ready = Vec::new();
         for (at, active) in self.active.iter_mut().enumerate() {
@@ -257,8 +257,8 @@ impl<'m> Worker<'m> {
         all.into_iter().map(|(_, next)| next).collect()
     }
 
-    /// True if there is a place for `next`. If all are taken, a job of another client gives up its place: one that waits
-    /// for its constraint, or one of a client that has two places more.
+    /// True if there is a place for `next`. If all are taken, a job of another client gives up its place: one that
+    /// waits for its constraint, or one of a client that has two places more.
     fn has_place_for(&mut self, next: &Next) -> bool {
         let client = match next {
             Next::Again(at) => self.active[*at].pending.caller.client,
@@ -286,8 +286,8 @@ impl<'m> Worker<'m> {
         active.detached.is_some()
     }
 
-    /// Charges new tokens to their clients, and the processor time of constraints as the tokens that the model computes in
-    /// it.
+    /// Charges new tokens to their clients, and the processor time of constraints as the tokens that the model computes
+    /// in it.
     fn charge(&mut self) {
         let mut state = None;
         for active in &mut self.active {
@@ -425,8 +425,8 @@ impl<'m> Worker<'m> {
         }
     }
 
-    /// Reports how much of the prompts has been computed to the jobs that ask for it: once before the first part, and after
-    /// each.
+    /// Reports how much of the prompts has been computed to the jobs that ask for it: once before the first part, and
+    /// after each.
     fn report_progress(&mut self) {
         let asks = |active: &&mut Active| {
             active.pending.job.progress && active.pending.reported.started && active.first.is_none()

@@ -1,8 +1,9 @@
 //! Turns: engines and scorings that share a machine run one pass at a time, in shares of time by client.
 //!
-//! Clients are queued fairly ([`Tags`]): a tag advances by the time of the passes that work for the client. The next pass is
-//! that of the client served least, whoever else it works for. A pass that follows another one books its turn before it gives
-//! up the other one, so that a client with little to do need not wait for a pass of others each time.
+//! Clients are queued fairly ([`Tags`]): a tag advances by the time of the passes that work for the client. The next
+//! pass is the pass of the client served least, whoever else it works for. A pass that follows another one books its
+//! turn before it gives up the other one, so that a client with little to do need not wait for a pass of others each
+//! time.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

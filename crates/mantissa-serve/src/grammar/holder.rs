@@ -1,9 +1,9 @@
 //! The process that holds a grammar: it compiles it, and answers which tokens may follow.
 //!
 //! The server starts one process per model, the *fork server*, and tells it the vocabulary, which it prepares once. For
-//! each grammar the fork server forks: the copy shares the prepared vocabulary, sets limits of memory and processor time
-//! for itself, and works on what the server sends it through a socket of its own. A grammar that exceeds the limits ends
-//! its process and nothing else. All processes run at the lowest priority.
+//! each grammar the fork server forks: the copy shares the prepared vocabulary, sets limits of memory and processor
+//! time for itself, and works on what the server sends it through a socket of its own. A grammar that exceeds the
+//! limits ends its process and nothing else. All processes run at the lowest priority.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSliceMut, Read, Write};
@@ -48,8 +48,8 @@ pub(super) const ORDER: usize = 9;
 /// Message of the server to the fork server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Fork; the copy works on the socket that comes with the order, and keeps to so many bytes of memory. The answer is
-    /// the number of the process.
+    /// Fork; the copy works on the socket that comes with the order, and keeps to so many bytes of memory. The answer
+    /// is the number of the process.
     Fork(u64),
     /// End a process that was forked.
     Kill(u32),
@@ -200,8 +200,8 @@ pub(super) fn factory(texts: &[TokenText]) -> Result<ParserFactory, GrammarError
     Ok(factory)
 }
 
-/// Holds one grammar: answers what comes through `socket`, until its end. With a number of `bytes` the process keeps to so
-/// much memory.
+/// Holds one grammar: answers what comes through `socket`, until its end. With a number of `bytes` the process keeps to
+/// so much memory.
 ///
 /// # Errors
 /// The socket fails, or its messages are malformed.
@@ -243,7 +243,7 @@ impl Holder {
     /// Sets the limit of memory.
     fn keep_to(&self, bytes: u64) {
         if let Some(base) = self.base {
-            // Where the system knows no such limit, that of processor time is left.
+            // Where the system knows no such limit, the limit of processor time remains.
             let _ = limit_now(Resource::Data, base + bytes + SLACK);
         }
     }

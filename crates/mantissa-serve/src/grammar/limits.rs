@@ -18,10 +18,11 @@ const BRACKETS: usize = 100;
 /// White space between the parts of a JSON value: enough to indent it, and too little for a model to stay in it.
 const WHITE: &str = r"[\x20\x0A\x0D\x09]{1,16}";
 
-/// Limits of the parser, per mask where not said otherwise. Measured on Zen 4 with grammars of JSON, a C-like and an SQL-like
-/// language and a schema of 60 properties of four types each: 4 000 items, 500 in a row and 50 000 units of fuel change
-/// no mask, 2 000, 200 and 20 000 end the schema. Masks take .05 ms on average and 9 ms at most; those of the most ambiguous
-/// grammar tried 5 and 28 ms, against 7 and 37 ms with the parser's own limits. A lexer's state takes 1 to 2 kB.
+/// Limits of the parser, per mask where not said otherwise. Measured on Zen 4 with grammars of JSON, a C-like and an
+/// SQL-like language and a schema of 60 properties of four types each: 4 000 items, 500 in a row and 50 000 units of
+/// fuel change no mask, 2 000, 200 and 20 000 end the schema. Masks take .05 ms on average and 9 ms at most; masks of
+/// the most ambiguous grammar tried 5 and 28 ms, against 7 and 37 ms with the parser's own limits. A lexer's state
+/// takes 1 to 2 kB.
 pub(super) fn parser() -> ParserLimits {
     ParserLimits {
         step_max_items: 10_000,
@@ -35,7 +36,8 @@ pub(super) fn parser() -> ParserLimits {
     }
 }
 
-/// Checks the size of a grammar, and how deep it is nested, without recursion. Returns a text that no other grammar has.
+/// Checks the size of a grammar, and how deep it is nested, without recursion. Returns a text that no other grammar
+/// has.
 pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
     match grammar {
         Grammar::JsonObject => Ok("object".into()),

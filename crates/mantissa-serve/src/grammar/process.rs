@@ -216,8 +216,8 @@ impl fmt::Debug for Process {
 struct Channel {
     stream: UnixStream,
     input: Vec<u8>,
-    /// Sequences that wait for an answer, in the order of asking, which is that of the answers. That of a forgotten one is
-    /// dropped, and so is its place.
+    /// Sequences that wait for an answer, in the order of asking, which is the order of the answers. The entry of a
+    /// forgotten one is dropped, and so is its place.
     asked: VecDeque<(u32, Option<Dropped>)>,
     /// Sequences that the process knows and that are not forgotten.
     known: usize,
@@ -301,8 +301,8 @@ impl Process {
         self.sequences.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Asks for something for a sequence, which may be `new`. The process works on one after another; each client has few
-    /// offers at work, so that the socket holds all messages.
+    /// Asks for something for a sequence, which may be `new`. The process works on one after another; each client has
+    /// few offers at work, so that the socket holds all messages.
     pub(super) fn ask(&self, sequence: u32, ask: &Ask, new: bool) {
         let mut channel = self.channel();
         if !channel.forgotten.is_empty() {
@@ -348,8 +348,8 @@ impl Process {
         }
     }
 
-    /// Forgets a sequence that the process knows. If it waits for an answer and nobody else uses the process, the process
-    /// ends; else the answer is awaited in `place`.
+    /// Forgets a sequence that the process knows. If it waits for an answer and nobody else uses the process, the
+    /// process ends; else the answer is awaited in `place`.
     pub(super) fn forget(&self, sequence: u32, place: Option<Place>) {
         let mut channel = self.channel();
         channel.forgotten.push(sequence);

@@ -156,11 +156,11 @@ impl Server {
         Ok(())
     }
 
-    /// Compares answers of the models added so far with those of the reference, one of them.
+    /// Compares answers of the models added so far with the answers of the reference, which is one of them.
     ///
     /// # Errors
-    /// [`LoadError::Shape`] if a vocabulary differs from the reference's, [`LoadError::Memory`]; does nothing if there is no
-    /// model of that name.
+    /// [`LoadError::Shape`] if a vocabulary differs from the reference's, [`LoadError::Memory`]; does nothing if there
+    /// is no model of that name.
     pub fn shadow(&mut self, options: &ShadowOptions) -> Result<(), LoadError> {
         let is_reference = |artifact: &&Arc<Artifact>| artifact.name == options.reference;
         let Some(reference) = self.artifacts.iter().find(is_reference) else { return Ok(()) };
@@ -188,8 +188,8 @@ impl Server {
         Arc::clone(&self.turns)
     }
 
-    /// Serves connections of `listener` until `stop` returns true; then takes no others, lets jobs finish for the time of
-    /// the options, cancels the rest and returns. `stop` is called every 20 ms.
+    /// Serves connections of `listener` until `stop` returns true; then takes no others, lets jobs finish for the time
+    /// of the options, cancels the rest and returns. `stop` is called every 20 ms.
     ///
     /// # Errors
     /// The system allows no threads or the listener fails.

@@ -8,7 +8,7 @@ use mantissa_model::{Tokenizer, TokenizerError};
 pub(crate) use self::generation::{Delta, Finish, Generation, TokenInfo};
 pub(crate) use self::stops::Stops;
 
-/// Returns the text of one token as it stands within a text; that of a special token is its name.
+/// Returns the text of one token as it stands within a text. The text of a special token is its name.
 pub(crate) fn piece(tokenizer: &Tokenizer, token: u32) -> Result<String, TokenizerError> {
     // Some tokenizers drop the space that begins a text.
     let twice = tokenizer.decode_with_special(&[token, token])?;

@@ -23,7 +23,7 @@ pub const SERVER: &str = "--hostile-server";
 /// Argument of the processes that hold grammars.
 pub const GRAMMARS: &str = "--hostile-grammars";
 
-/// Renders templates in this process: that of `demo` is trusted.
+/// Renders templates in this process: the template of `demo` is trusted.
 struct Here;
 
 impl Render for Here {
@@ -84,7 +84,7 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let server = Server { child, address: line.trim().parse().unwrap() };
-        // Once the fork servers stand, the numbers of threads and processes are those of an idle server.
+        // Once the fork servers stand, the numbers of threads and processes equal an idle server's.
         let begin = Instant::now();
         while server.usage().processes < 3 && begin.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(50));

@@ -103,7 +103,7 @@ fn the_prompt_comes_back_with_its_probabilities() {
     assert!(own[0].is_null() && own[1..].iter().all(|value| value.as_f64().unwrap() < 0.0));
     assert!(logprobs["top_logprobs"][0].is_null());
     assert!(whole["text"].as_str().unwrap().starts_with("The dog ran"));
-    // The last token is generated: its probability is that of a request without echo.
+    // The last token is generated: its probability equals its probability without echo.
     let plain = json!({"prompt": "The dog ran", "max_tokens": 1, "temperature": 0, "logprobs": 2});
     let plain = server.json("/v1/completions", &plain)["choices"][0]["logprobs"].clone();
     assert_eq!(own.last(), plain["token_logprobs"].as_array().unwrap().first());

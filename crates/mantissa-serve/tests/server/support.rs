@@ -18,7 +18,7 @@ use serde_json::Value;
 /// Longest time for anything in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Renders templates in this process: that of `demo` is trusted.
+/// Renders templates in this process: the template of `demo` is trusted.
 struct Here;
 
 impl Render for Here {

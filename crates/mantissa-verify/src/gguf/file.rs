@@ -83,8 +83,8 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Reads the files `opened` of one model and merges their tensors. Each file of a split model states its number. The caller
-    /// opens the files, and sees to it that they are regular.
+    /// Reads the files `opened` of one model and merges their tensors. Each file of a split model states its number.
+    /// The caller opens the files, and sees to it that they are regular.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -184,7 +184,7 @@ impl GgufFile {
         Ok(bytes)
     }
 
-    /// Reads the optional scale of a weight: that of matrix `which` of `of`.
+    /// Reads the optional scale of matrix `which` of `of`.
     ///
     /// # Errors
     /// [`Error::Field`] unless it is one f32 per matrix; [`Error::Io`].

@@ -125,7 +125,7 @@ impl<'a> Model<'a> {
         let architecture = file.text("general.architecture").unwrap_or("").to_owned();
         let heads = file.number(&format!("{architecture}.attention.head_count"));
         let key = format!("{architecture}.attention.head_count_kv");
-        // A list of heads by layer has 0 for those without attention; the others' heads are as wide as those of the queries.
+        // A list of heads by layer has 0 for layers without attention; the others' heads are as wide as the queries'.
         let listed = file.keys.contains_key(&key).then_some(0);
         let key_heads = file.number(&key).or(listed).or(heads);
         let interleaved = heads.zip(key_heads).filter(|_| INTERLEAVED.contains(&architecture.as_str()));
@@ -169,15 +169,15 @@ impl<'a> Model<'a> {
         Ok((place.tensor, tensor, part))
     }
 
-    /// True if the file stores the tensor plus 1: every norm of Gemma, and of Qwen3-Next and its successors but that of a
-    /// mixer's result.
+    /// True if the file stores the tensor plus 1: every norm of Gemma, and of Qwen3-Next and its successors except the
+    /// norm of a mixer's result.
     fn adds_one(&self, name: &str) -> bool {
         let raised = name.contains("norm") && !name.contains("linear_attn.norm");
         RAISED_NORMS.contains(&self.architecture.as_str()) && raised
     }
 
-    /// Returns the function that maps a value of the tensor to what is read after it was stored, if the file has a function of it:
-    /// the value plus 1, or the negative exponential of a logarithm of decay.
+    /// Returns the function that maps a value of the tensor to what is read after it was stored, if the file has a
+    /// function of it: the value plus 1, or the negative exponential of a logarithm of decay.
     pub fn round_trip(&self, name: &str) -> Option<fn(f32) -> f32> {
         match name {
             _ if self.adds_one(name) => Some(|value| (value + 1.0) - 1.0),

@@ -1,6 +1,6 @@
 //! Tensors of a checkpoint that llama.cpp's converter splits, read element by element: biases of gpt-oss' experts,
-//! DeepSeek's projection from the latent of keys and values, gate and up of Granite 4, projections of Qwen3-Next's gated
-//! DeltaNet; and the output projection of Qwen3.5's, whose columns it reorders.
+//! DeepSeek's projection from the latent of keys and values, gate and up of Granite 4, projections of Qwen3-Next's
+//! gated DeltaNet; and the output projection of Qwen3.5's, whose columns it reorders.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::{Error, Model};
 pub enum Parts {
     /// Biases of experts: the elements of several tensors are interleaved.
     Turns(Vec<String>),
-    /// Per head, the rows of keys (transposed in the first tensor), then those of values.
+    /// Per head, the rows of keys (transposed in the first tensor), then the rows of values.
     KeysAndValues([String; 2]),
     /// Whole rows: part and row of each row of the checkpoint.
     Rows([String; 2], Vec<(usize, usize)>),
@@ -95,8 +95,8 @@ impl Model<'_> {
         parts.names().iter().all(|part| self.file.tensors.contains_key(part)).then_some(parts)
     }
 
-    /// Places of the rows of a projection that has, for each head of keys, its q, its k, and v and z of its heads of values: z
-    /// in the second part, the others in the first, all q before all k before all v.
+    /// Places of the rows of a projection that has, for each head of keys, its q, its k, and v and z of its heads of
+    /// values: z in the second part, the others in the first, all q before all k before all v.
     fn key_groups(&self) -> Option<Vec<(usize, usize)>> {
         let delta = self.delta?;
         let (key, value) = (delta.key_dim, delta.each * delta.value_dim);

@@ -99,7 +99,7 @@ pub(super) fn iq4_xs(b: &[u8], i: usize, half: Half<'_>) -> f64 {
     half(word(b, 0)) * scale * level(&b[8 + 16 * sub..], i % 32)
 }
 
-/// Levels of the magnitudes of IQ2 and of IQ3_XXS; those of IQ3_S are the odd numbers.
+/// Levels of the magnitudes of IQ2 and of IQ3_XXS; IQ3_S has the odd numbers.
 const IQ2: [f64; 4] = [8.0, 25.0, 43.0, 0.0];
 const IQ3_XXS: [f64; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
 

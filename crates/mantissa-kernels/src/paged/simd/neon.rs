@@ -84,7 +84,7 @@ macro_rules! shared {
                 let wide = wide_words([vreinterpretq_u16_u8(low), vreinterpretq_u16_u8(high)]);
                 four!(I => vreinterpretq_f32_u32(vshlq_n_u32::<16>(wide[I])))
             }}
-            // The f16 whose value is 2^-8 times that of each E4M3: the sign stays on top, the rest moves by seven bits.
+            // The f16 of 2^-8 times the value of each E4M3: the sign stays on top, the rest moves by seven bits.
             fn e4m3(self, x: &[u8; 16]) -> Four<float32x4_t> {{
                 let x = vld1q_s8(x.as_ptr().cast());
                 let half = |x| {
@@ -157,7 +157,7 @@ impl TileSimd for Neon {
     shared!();
 
     methods! {
-        // Magnitudes of signed codes are at most 128 and those of `q` at most 127: a pair of products stays below
+        // Magnitudes of signed codes are at most 128, of `q` at most 127: a pair of products stays below
         // 2^15.
         fn dot_nibbles(self, sum: Four<int32x4_t>, codes: Four<uint8x16_t>, q: i32) -> Four<int32x4_t> {{
             let q = vreinterpretq_s8_s32(vdupq_n_s32(q));

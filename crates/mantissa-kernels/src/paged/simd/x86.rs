@@ -139,7 +139,7 @@ impl TileSimd for Avx2 {
                 _mm256_and_si256(_mm256_srli_epi16::<4>(a[1]), _mm256_set1_epi8(15)),
             ]
         }
-        // Magnitudes of signed codes are at most 128 and those of `q` at most 127: a pair of products stays below
+        // Magnitudes of signed codes are at most 128, of `q` at most 127: a pair of products stays below
         // 2^15.
         fn dot_codes(self, sum: [__m256i; 2], codes: [__m256i; 2], q: i32) -> [__m256i; 2] {{
             let q = _mm256_set1_epi32(q);
@@ -198,7 +198,7 @@ fn bf16_256(x: __m128i) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x)))
 }
 
-/// The f16 whose value is 2^-8 times that of each E4M3: the sign stays on top, the rest moves by seven bits.
+/// The f16 of 2^-8 times the value of each E4M3: the sign stays on top, the rest moves by seven bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn e4m3_to_f16(x: __m128i) -> __m256i {

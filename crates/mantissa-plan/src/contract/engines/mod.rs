@@ -53,15 +53,16 @@ impl Engine {
         self.all_rules().filter(move |rule| !others(&rule.id))
     }
 
-    /// Source of the claim that the engine loads `convention`: that of its rule about the format's schemes, or about
-    /// formats.
+    /// Source of the claim that the engine loads `convention`: the source of its rule about the format's schemes, or
+    /// about formats.
     pub fn source(&'static self, convention: &str) -> &'static str {
         let of_format = self.own_rules().find(|rule| rule.conventions.contains(&convention));
         of_format.or_else(|| self.own_rules().next()).map_or("", |rule| rule.source)
     }
 }
 
-/// Returns every rule once: those shared by several engines first, then engine by engine, then those on embedding and head.
+/// Returns every rule once: those shared by several engines first, then engine by engine, then those on embedding and
+/// head.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     rules::SHARED.iter().chain(ENGINES.into_iter().flat_map(|engine| engine.rules)).chain(rules::HEADS)
 }
