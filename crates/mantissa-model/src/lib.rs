@@ -92,4 +92,4 @@ pub use operands::AttentionOperands;
 pub use products::Products;
 pub use rope::{Rope, RopeScaling};
 pub use source::{MapSource, SourceView, WeightSource};
-pub use tokenizer::{Bos, DecodeStream, TokenText, Tokenizer, TokenizerError};
+pub use tokenizer::{Bos, DecodeStream, TokenText, TokenTexts, Tokenizer, TokenizerError};

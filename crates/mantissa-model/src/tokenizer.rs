@@ -26,7 +26,7 @@ use mantissa_store::{Error, json, regular};
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer};
 
-pub use bytes::TokenText;
+pub use bytes::{TokenText, TokenTexts};
 pub use error::TokenizerError;
 pub use stream::DecodeStream;
 

@@ -1,6 +1,9 @@
 //! Bytes of each token of the vocabulary, for constraints on the text.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 use super::{Tokenizer, TokenizerError};
 
@@ -24,22 +27,42 @@ enum Step {
     Replace(String, String),
 }
 
+/// Texts of the tokens of a vocabulary, one at a time.
+pub struct TokenTexts<'t> {
+    tokenizer: &'t Tokenizer,
+    steps: Vec<Step>,
+    added: HashMap<u32, AddedToken>,
+}
+
+impl TokenTexts<'_> {
+    /// Returns the text of token `id`.
+    pub fn text(&self, id: u32) -> TokenText {
+        match (self.added.get(&id), self.tokenizer.inner.id_to_token(id)) {
+            (Some(token), _) if token.special => TokenText::Special(token.content.clone()),
+            (Some(token), _) => TokenText::Bytes(token.content.clone().into_bytes()),
+            (None, Some(token)) => TokenText::Bytes(bytes(&self.steps, token)),
+            (None, None) => TokenText::Missing,
+        }
+    }
+}
+
 impl Tokenizer {
-    /// Texts of the tokens below `vocabulary`, by id.
+    /// Prepares the texts of single tokens.
     ///
     /// # Errors
     /// [`TokenizerError::Field`] if the decoder joins tokens in a way that their bytes alone do not tell.
+    pub fn texts(&self) -> Result<TokenTexts<'_>, TokenizerError> {
+        let added = self.inner.get_added_tokens_decoder().into_iter().collect();
+        Ok(TokenTexts { tokenizer: self, steps: self.decoder_steps()?, added })
+    }
+
+    /// Returns the texts of the tokens below `vocabulary`, by id.
+    ///
+    /// # Errors
+    /// As [`Self::texts`].
     pub fn token_texts(&self, vocabulary: usize) -> Result<Vec<TokenText>, TokenizerError> {
-        let steps = self.decoder_steps()?;
-        let added = self.inner.get_added_tokens_decoder();
-        let count = u32::try_from(vocabulary).unwrap_or(u32::MAX);
-        let text = |id: u32| match (added.get(&id), self.inner.id_to_token(id)) {
-            (Some(token), _) if token.special => TokenText::Special(token.content.clone()),
-            (Some(token), _) => TokenText::Bytes(token.content.clone().into_bytes()),
-            (None, Some(token)) => TokenText::Bytes(bytes(&steps, token)),
-            (None, None) => TokenText::Missing,
-        };
-        Ok((0..count).map(text).collect())
+        let texts = self.texts()?;
+        Ok((0..u32::try_from(vocabulary).unwrap_or(u32::MAX)).map(|id| texts.text(id)).collect())
     }
 
     fn decoder_steps(&self) -> Result<Vec<Step>, TokenizerError> {

@@ -64,7 +64,7 @@ impl Scratch {
         let mut drawn = match drawn {
             Some(drawn) => drawn,
             None => {
-                let token = self.draw(sequence, logits)?;
+                let token = self.draw(sequence, logits, eos)?;
                 let forced = sequence.request.forced.get(sequence.made).copied();
                 Drawn { token: forced.unwrap_or(token), last: forced.is_some() }
             }
@@ -89,12 +89,22 @@ impl Scratch {
     }
 
     /// Draws a token without regard to the constraint.
-    fn draw(&mut self, sequence: &Sequence, logits: &[f32]) -> Result<u32, NoToken> {
+    fn draw(&mut self, sequence: &Sequence, logits: &[f32], eos: &[u32]) -> Result<u32, NoToken> {
         let (sampling, draw) = (sequence.request.sampling, sequence.made as u64);
-        if sequence.request.logit_bias.is_empty() && !sampling.penalizes() {
+        let goes_on = sequence.must_go_on();
+        if sequence.request.logit_bias.is_empty() && !sampling.penalizes() && !goes_on {
             return sampling.choose(logits, draw, &mut self.choices).ok_or(NoToken::Broken);
         }
         self.change(sequence, logits);
+        if goes_on {
+            let ends = eos.iter().chain(&sequence.request.stop);
+            for &token in ends {
+                // A config may name an end token outside of the vocabulary.
+                if let Some(logit) = self.logits.get_mut(token as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
         let token = sampling.choose(&self.logits, draw, &mut self.choices).ok_or(NoToken::Broken)?;
         if self.logits[token as usize] == f32::NEG_INFINITY {
             return Err(ConstraintError("expected a token that is not banned, found none".into()).into());

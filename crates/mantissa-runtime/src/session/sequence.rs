@@ -15,6 +15,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Largest number of new tokens. With 0 the prompt is only computed.
     pub max_new_tokens: usize,
+    /// Number of new tokens before which no end token is sampled. A constraint may end the sequence earlier.
+    pub min_new_tokens: usize,
     /// Sampling of each token.
     pub sampling: Sampling,
     /// Values added to logits of tokens, before penalties; `-inf` bans a token.
@@ -166,6 +168,11 @@ impl Sequence {
     pub(super) fn is_end(&self, token: u32, eos: &[u32]) -> bool {
         let ignores = self.request.ignore_eos && self.request.constraint.is_none();
         (!ignores && eos.contains(&token)) || self.request.stop.contains(&token)
+    }
+
+    /// True if the sequence is too short for an end token to be sampled.
+    pub(super) fn must_go_on(&self) -> bool {
+        self.made < self.request.min_new_tokens && self.request.constraint.is_none()
     }
 
     /// Appends a token that its constraint has taken; after a `complete` one only an end may follow. Returns the reason

@@ -71,8 +71,13 @@ impl Answer {
     /// [`ApiError`] if the tokenizer fails.
     pub(crate) fn parts(&self, stream: Stream) -> Result<Parts<'_>, ApiError> {
         let plan = &self.plan;
-        let generation =
-            Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &plan.params.stops)?;
+        let generation = Generation::new(
+            &plan.artifact.tokenizer,
+            stream,
+            plan.choices(),
+            &plan.params.stops,
+            plan.params.min_tokens,
+        )?;
         let parser = self.tools.as_ref().map(|(syntax, names)| Parser::new(syntax, names.clone()));
         let splitter = self.thoughts.map(|(marks, opened)| Splitter::new(marks, opened));
         let markers = self.tools.iter().flat_map(|(syntax, _)| syntax.markers).copied();

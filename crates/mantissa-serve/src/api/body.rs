@@ -9,12 +9,14 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_path_to_error::Track;
 use utoipa::ToSchema;
 
 use super::app::BODY_UNIT;
+use super::format::Form;
 use super::params::Sampled;
 use super::preparation::{aside, enter};
-use super::{ApiError, App};
+use super::{ApiError, App, unknown};
 use crate::engine::Caller;
 use crate::options::Limits;
 
@@ -26,17 +28,24 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Body<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let depth = app.limits.depth;
-        parsed(request, app, move |bytes| Ok(Body(parse(bytes, depth)?, bytes.len()))).await
+        let read = move |bytes: &[u8]| {
+            let (value, ignored) = parse(bytes, depth)?;
+            unknown::check_ignored(bytes, &ignored)?;
+            Ok(Body(value, bytes.len()))
+        };
+        parsed(request, app, read).await
     }
 }
 
-/// Body of a request that generates: its own fields beside the fields of sampling.
+/// Body of a request that generates: its own fields beside the fields of sampling and of the reply's form.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct Sampling<T> {
     #[serde(flatten)]
     pub(crate) request: T,
     #[serde(flatten)]
     pub(crate) sampled: Sampled,
+    #[serde(flatten)]
+    pub(crate) form: Form,
     /// Bytes of the body.
     #[serde(skip)]
     pub(crate) bytes: usize,
@@ -46,11 +55,16 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Sampling<T>
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        // Parsed twice, because flattened fields lose their names in errors.
+        // Parsed in parts, because flattened fields lose their names in errors.
         let depth = app.limits.depth;
         let both = move |bytes: &[u8]| {
-            let request = parse(bytes, depth)?;
-            Ok(Sampling { request, sampled: parse(bytes, depth)?, bytes: bytes.len() })
+            let (request, mut ignored) = parse(bytes, depth)?;
+            let (sampled, unsampled) = parse(bytes, depth)?;
+            let (form, mut others) = parse(bytes, depth)?;
+            ignored.retain(|path| unsampled.contains(path) && others.contains(path));
+            others.retain(|path| path.contains('.'));
+            unknown::check_ignored(bytes, &[ignored, others].concat())?;
+            Ok(Sampling { request, sampled, form, bytes: bytes.len() })
         };
         parsed(request, app, both).await
     }
@@ -71,7 +85,9 @@ impl<T: DeserializeOwned> Sampling<T> {
             ApiError::bad(format!("{path}: {}", error.into_inner())).param(path)
         };
         let sampled = serde_path_to_error::deserialize(&value).map_err(fault)?;
-        Ok(Sampling { request: serde_path_to_error::deserialize(value).map_err(fault)?, sampled, bytes })
+        let form = serde_path_to_error::deserialize(&value).map_err(fault)?;
+        let request = serde_path_to_error::deserialize(value).map_err(fault)?;
+        Ok(Sampling { request, sampled, form, bytes })
     }
 }
 
@@ -151,26 +167,29 @@ async fn read(request: Request, limits: &Limits) -> Result<Bytes, ApiError> {
     }
 }
 
-/// Parses a body; names the field at fault.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<T, ApiError> {
+/// Parses a body; names the field at fault. Returns the paths of the fields that `T` does not read too.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<(T, Vec<String>), ApiError> {
     if nesting(bytes) > depth {
         return Err(ApiError::bad(format!("expected JSON nested at most {depth} deep, got more")));
     }
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        let what = error.into_inner().to_string();
-        let missing = what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
-        if let (".", Some((name, _))) = (path.as_str(), missing) {
-            return ApiError::field(name, "nothing", "a value");
-        }
-        if path == "." {
-            return ApiError::bad(format!("invalid JSON body: {what}"));
-        }
-        ApiError::bad(format!("{path}: {what}")).param(path)
-    })?;
+    let (mut track, mut ignored) = (Track::new(), Vec::new());
+    let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
+    let value =
+        serde_ignored::deserialize(tracked, |path| ignored.push(path.to_string())).map_err(|error| {
+            let path = track.path().to_string();
+            let what = error.to_string();
+            let missing = what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+            if let (".", Some((name, _))) = (path.as_str(), missing) {
+                return ApiError::field(name, "nothing", "a value");
+            }
+            if path == "." {
+                return ApiError::bad(format!("invalid JSON body: {what}"));
+            }
+            ApiError::bad(format!("{path}: {what}")).param(path)
+        })?;
     json.end().map_err(|error| ApiError::bad(format!("invalid JSON body: {error}")))?;
-    Ok(value)
+    Ok((value, ignored))
 }
 
 /// Deepest nesting of objects and lists in a JSON text.

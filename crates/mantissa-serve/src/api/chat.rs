@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::answer::{Answer, Part, Parts};
 use super::body::Sampling;
 use super::conversation::{ChatMessage, values};
-use super::format::{Form, ResponseFormat, StructuredOutputs};
+use super::format::Form;
 use super::generate::{Plan, submit};
 use super::offered::{Offered, ToolChoice, ToolItem};
 use super::params::Sampled;
@@ -41,13 +41,6 @@ pub(crate) struct ChatRequest {
     logprobs: Option<bool>,
     /// Number of most probable tokens to report with each token.
     top_logprobs: Option<u32>,
-    response_format: Option<ResponseFormat>,
-    /// JSON schema of the text.
-    #[schema(value_type = Option<Object>)]
-    json_schema: Option<Value>,
-    /// Grammar of the text in GBNF.
-    grammar: Option<String>,
-    structured_outputs: Option<StructuredOutputs>,
     tools: Option<Vec<ToolItem>>,
     tool_choice: Option<ToolChoice>,
     /// False for at most one call.
@@ -181,8 +174,8 @@ struct ChatLogprobs {
 struct TokenLogprob {
     token: String,
     logprob: f32,
-    /// UTF-8 of the token; absent for a part of a character.
-    bytes: Option<Vec<u8>>,
+    /// UTF-8 of the token, which may be a part of a character; the bytes of all tokens join to the text.
+    bytes: Vec<u8>,
     top_logprobs: Vec<TopLogprob>,
 }
 
@@ -191,25 +184,23 @@ struct TokenLogprob {
 struct TopLogprob {
     token: String,
     logprob: f32,
-    bytes: Option<Vec<u8>>,
+    bytes: Vec<u8>,
 }
 
 impl From<TokenInfo> for TokenLogprob {
     fn from(info: TokenInfo) -> Self {
-        let top =
-            |(_, token, logprob): (u32, String, f32)| TopLogprob { bytes: bytes(&token), token, logprob };
+        let top = |(_, piece, logprob): (u32, crate::text::Piece, f32)| TopLogprob {
+            token: piece.shown(),
+            logprob,
+            bytes: piece.bytes,
+        };
         TokenLogprob {
-            bytes: bytes(&info.text),
+            token: info.piece.shown(),
             logprob: info.logprob.unwrap_or_default(),
             top_logprobs: info.top.into_iter().map(top).collect(),
-            token: info.text,
+            bytes: info.piece.bytes,
         }
     }
-}
-
-/// UTF-8 of a token, unless it is a part of a character.
-fn bytes(text: &str) -> Option<Vec<u8>> {
-    (!text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec())
 }
 
 /// Chat answer that was checked.
@@ -229,6 +220,7 @@ impl ChatRequest {
     pub(crate) fn check(
         self,
         sampled: Sampled,
+        form: Form,
         app: &Preparation,
         artifact: Arc<Artifact>,
     ) -> Result<(Answer, Vec<Job>), ApiError> {
@@ -246,12 +238,6 @@ impl ChatRequest {
         };
         let params = sampled.check(&app.limits, &artifact, app.random())?;
         let offered = Offered::new(self.tools, self.tool_choice, self.parallel_tool_calls, &artifact)?;
-        let form = Form {
-            response_format: self.response_format,
-            json_schema: self.json_schema,
-            grammar: self.grammar,
-            structured_outputs: self.structured_outputs,
-        };
         let constraint = constraint(app, &artifact, offered.as_ref(), form)?;
         let mut kwargs = self.chat_template_kwargs.unwrap_or_default();
         let (format, budget, effort) = (self.reasoning_format, self.reasoning_budget, self.reasoning_effort);
@@ -459,12 +445,12 @@ impl Checked {
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Sampling { request, sampled, bytes }: Sampling<ChatRequest>,
+    Sampling { request, sampled, form, bytes }: Sampling<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model())?;
     let (streams, include_usage) = (request.stream.unwrap_or(false), wants_usage(request.stream_options));
     let (answer, jobs) =
-        prepare(&app, caller, bytes, move |app| request.check(sampled, app, artifact)).await?;
+        prepare(&app, caller, bytes, move |app| request.check(sampled, form, app, artifact)).await?;
     let id = format!("chatcmpl-{}", answer.id());
     let checked = Checked { answer, include_usage, id };
     let stream = submit(&app, &checked.answer.plan.artifact, jobs, caller)?;

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::body::Sampling;
 use super::conversation::{ChatMessage, values};
+use super::format::Form;
 use super::generate::{Plan, submit};
 use super::params::Sampled;
 use super::preparation::{Leaves, Preparation, enter_gate, prepare};
@@ -22,7 +23,7 @@ use super::sse::{self, Cut, Events, Gone};
 use super::{ApiError, App, Artifact};
 use crate::engine::{Caller, Failure, Job, Stream};
 use crate::score::{self, Logits, Score, same_vocabulary};
-use crate::text::{Delta, Generation, TokenInfo};
+use crate::text::{Delta, Generation, Pieces, TokenInfo};
 
 /// Scores that wait for a slow client.
 const WAITING: usize = 64;
@@ -85,9 +86,22 @@ impl CompareRequest {
     fn check(
         self,
         sampled: Sampled,
+        form: Form,
         app: &Preparation,
         artifacts: [Arc<Artifact>; 2],
     ) -> Result<([Plan; 2], [Vec<Job>; 2]), ApiError> {
+        // One answer of each model, as a whole.
+        let given = [
+            ("n", sampled.n.is_some_and(|n| n != 1)),
+            ("stop", sampled.stop.is_some()),
+            ("return_progress", sampled.return_progress == Some(true)),
+        ];
+        if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+            return Err(ApiError::field(*name, "one", "none in a comparison"));
+        }
+        if let Some((_, name)) = form.grammar()? {
+            return Err(ApiError::field(name, "one", "none in a comparison"));
+        }
         let [first, other] = artifacts;
         if same_vocabulary(&first.model, &other.model).is_err() {
             let allowed =
@@ -105,9 +119,7 @@ impl CompareRequest {
             (None, None) => return Err(ApiError::field("messages", "none", "messages or a prompt")),
         };
         let seed = Some(sampled.seed.unwrap_or_else(|| app.random().cast_signed()));
-        // One answer of each model, as a whole.
-        let sampled =
-            Sampled { seed, logprobs: Some(0), n: None, stop: None, return_progress: None, ..sampled };
+        let sampled = Sampled { seed, logprobs: Some(0), ..sampled };
         let plan = |artifact: Arc<Artifact>| {
             let params = sampled.clone().check(&app.limits, &artifact, 0)?;
             let plan = Plan { artifact, params, prompts: vec![tokens.clone()], default_tokens: None };
@@ -122,7 +134,7 @@ impl CompareRequest {
 impl Checked {
     fn generation(&self, side: usize, stream: Stream) -> Result<Generation<'_>, ApiError> {
         let plan = &self.plans[side];
-        Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &[])
+        Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &[], 0)
     }
 
     /// Sends both answers as they come, then the scores.
@@ -143,12 +155,11 @@ impl Checked {
             drop(place);
             scored
         });
-        let tokenizer = &self.plans[1].artifact.tokenizer;
+        let pieces = Pieces::new(&self.plans[1].artifact.tokenizer);
         let (mut index, mut sum, mut agreed) = (0, 0.0, 0);
         // The sender is dropped when the scoring ends; a receiver that is dropped with this request ends it.
         while let Some(Score { kl, likely: [ours, theirs] }) = scores.recv().await {
-            let (same, likely) =
-                (ours == theirs, crate::text::piece(tokenizer, theirs).map_err(ApiError::from)?);
+            let (same, likely) = (ours == theirs, pieces.piece(theirs).map_err(ApiError::from)?.shown());
             sum += kl;
             agreed += usize::from(same);
             events.send(&CompareEvent::Score { index, kl, likely, same }).await?;
@@ -241,12 +252,12 @@ impl Checked {
 pub(crate) async fn compare(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Sampling { request, sampled, bytes }: Sampling<CompareRequest>,
+    Sampling { request, sampled, form, bytes }: Sampling<CompareRequest>,
 ) -> Result<Response, ApiError> {
     let first = app.artifact(request.model.as_deref())?;
     let other = app.artifact(Some(&request.other)).map_err(|error| error.param("other"))?;
     let (plans, [ours, theirs]) =
-        prepare(&app, caller, bytes, move |app| request.check(sampled, app, [first, other])).await?;
+        prepare(&app, caller, bytes, move |app| request.check(sampled, form, app, [first, other])).await?;
     let first = submit(&app, &plans[0].artifact, ours, caller)?;
     let other = submit(&app, &plans[1].artifact, theirs, caller)?;
     let checked = Checked { app: Arc::clone(&app), caller, plans };

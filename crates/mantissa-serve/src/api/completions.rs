@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::body::Sampling;
-use super::format::{Form, ResponseFormat, StructuredOutputs};
+use super::format::Form;
 use super::generate::{Plan, check_tokens, submit};
 use super::params::Sampled;
 use super::preparation::{Preparation, prepare};
@@ -19,7 +19,7 @@ use super::sse::{self, Cut, Events, Gone};
 use super::usage::{StreamOptions, Usage, wants_usage};
 use super::{ApiError, App, Artifact, now};
 use crate::engine::{Caller, Job, Progress, Stream};
-use crate::text::{Delta, Finish, Generation, TokenInfo};
+use crate::text::{Delta, Finish, Generation, Piece, TokenInfo};
 
 /// New tokens if the request names no number.
 const DEFAULT_TOKENS: usize = 16;
@@ -47,13 +47,6 @@ pub(crate) struct CompletionRequest {
     /// True to return the prompt before the new text.
     echo: Option<bool>,
     suffix: Option<String>,
-    response_format: Option<ResponseFormat>,
-    /// JSON schema of the text.
-    #[schema(value_type = Option<Object>)]
-    json_schema: Option<serde_json::Value>,
-    /// Grammar of the text in GBNF.
-    grammar: Option<String>,
-    structured_outputs: Option<StructuredOutputs>,
     /// True to return the tokens of the text.
     return_token_ids: Option<bool>,
 }
@@ -95,22 +88,29 @@ struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-    /// Characters of the text before each token.
+    /// Characters of the text before each token. Special tokens have no text, and the tokens of one character the same
+    /// offset.
     text_offset: Vec<usize>,
 }
 
+/// Text of a token as OpenAI's API shows it: bytes of a part of a character as `bytes:\xHH`.
+fn token_text(piece: &Piece) -> String {
+    match piece.text() {
+        Some(text) => text.to_owned(),
+        None => format!("bytes:{}", piece.shown()),
+    }
+}
+
 impl CompletionLogprobs {
-    /// Adds tokens whose text begins after `offset` characters; returns the characters after them.
-    fn extend(&mut self, infos: Vec<TokenInfo>, mut offset: usize) -> usize {
+    /// Adds tokens of a text before which `before` characters are returned.
+    fn extend(&mut self, infos: Vec<TokenInfo>, before: usize) {
         for info in infos {
-            self.text_offset.push(offset);
-            offset += info.text.chars().count();
-            self.tokens.push(info.text);
+            self.text_offset.push(before + info.offset);
+            self.tokens.push(token_text(&info.piece));
             self.token_logprobs.push(info.logprob);
-            let top = info.top.into_iter().map(|(_, text, logprob)| (text, logprob));
+            let top = info.top.iter().map(|(_, piece, logprob)| (token_text(piece), *logprob));
             self.top_logprobs.push(info.logprob.map(|_| top.collect()));
         }
-        offset
     }
 }
 
@@ -129,6 +129,7 @@ impl CompletionRequest {
     fn check(
         self,
         sampled: Sampled,
+        form: Form,
         app: &Preparation,
         artifact: Arc<Artifact>,
     ) -> Result<(Checked, Vec<Job>), ApiError> {
@@ -148,12 +149,6 @@ impl CompletionRequest {
         let prompts = prompts(self.prompt, app, &artifact)?;
         let text = |prompt: &Vec<u32>| Ok(artifact.tokenizer.decode(prompt)?);
         let echo = echo.then(|| prompts.iter().map(text).collect::<Result<_, ApiError>>()).transpose()?;
-        let form = Form {
-            response_format: self.response_format,
-            json_schema: self.json_schema,
-            grammar: self.grammar,
-            structured_outputs: self.structured_outputs,
-        };
         let grammar = form.grammar()?;
         let constraint =
             grammar.map(|(grammar, field)| app.compile(&artifact, &grammar, field)).transpose()?;
@@ -230,7 +225,13 @@ impl Checked {
 
     fn generation(&self, stream: Stream) -> Result<Generation<'_>, ApiError> {
         let plan = &self.plan;
-        Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &plan.params.stops)
+        Generation::new(
+            &plan.artifact.tokenizer,
+            stream,
+            plan.choices(),
+            &plan.params.stops,
+            plan.params.min_tokens,
+        )
     }
 
     /// Text to return before choice `index`.
@@ -251,7 +252,6 @@ impl Checked {
             ..CompletionChoice::default()
         };
         let mut choices: Vec<_> = (0..count).map(empty).collect();
-        let mut offsets: Vec<_> = choices.iter().map(|choice| choice.text.chars().count()).collect();
         while let Some(delta) = generation.next().await? {
             let choice = &mut choices[delta.index];
             choice.text += &delta.text;
@@ -260,7 +260,7 @@ impl Checked {
             choice.token_ids.iter_mut().for_each(|ids| ids.extend(&delta.tokens));
             if let Some(logprobs) = &mut choice.logprobs {
                 logprobs.extend(delta.prompt, 0);
-                offsets[delta.index] = logprobs.extend(delta.infos, offsets[delta.index]);
+                logprobs.extend(delta.infos, self.echo(delta.index).chars().count());
             }
         }
         Ok(self.response(choices, Some(self.usage(&generation)), now()))
@@ -276,7 +276,6 @@ impl Checked {
     async fn pieces(&self, stream: Stream, events: &Events, created: u64) -> Result<(), Cut> {
         let mut generation = self.generation(stream)?;
         let count = self.plan.choices().count();
-        let mut offsets: Vec<usize> = (0..count).map(|i| self.echo(i).chars().count()).collect();
         let mut echoed = vec![self.echo.is_none(); count];
         while let Some(delta) = generation.next().await? {
             let Delta { index, text, infos, finish, prompt, tokens, progress } = delta;
@@ -298,7 +297,7 @@ impl Checked {
             }
             let logprobs = self.plan.params.logprobs.map(|_| {
                 let mut logprobs = CompletionLogprobs::default();
-                offsets[index] = logprobs.extend(infos, offsets[index]);
+                logprobs.extend(infos, self.echo(index).chars().count());
                 logprobs
             });
             let choice = CompletionChoice {
@@ -336,12 +335,12 @@ impl Checked {
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Sampling { request, sampled, bytes }: Sampling<CompletionRequest>,
+    Sampling { request, sampled, form, bytes }: Sampling<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
     let (checked, jobs) =
-        prepare(&app, caller, bytes, move |app| request.check(sampled, app, artifact)).await?;
+        prepare(&app, caller, bytes, move |app| request.check(sampled, form, app, artifact)).await?;
     let stream = submit(&app, &checked.plan.artifact, jobs, caller)?;
     if streams {
         return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));

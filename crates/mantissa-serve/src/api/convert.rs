@@ -191,6 +191,16 @@ pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
         ("return_progress", "return_progress"),
     ];
     take(body, &names, &mut out);
+    let config = &body["output_config"];
+    take(config, &[("effort", "reasoning_effort")], &mut out);
+    // `output_format` is the name that the beta had.
+    for (format, path) in
+        [(&config["format"], "output_config.format"), (&body["output_format"], "output_format")]
+    {
+        if let Some(form) = response_format(format, &["json_schema"], path)? {
+            out.insert("response_format".into(), form);
+        }
+    }
     let thinking = &body["thinking"];
     match thinking["type"].as_str() {
         None if thinking.is_null() => {}
@@ -240,6 +250,68 @@ pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
     }
     Ok(Value::Object(out))
 }
+
+/// Form of a reply as the chat API has it, of one of the `types`; `None` for any text.
+fn response_format(format: &Value, types: &[&str], path: &str) -> Result<Option<Value>> {
+    if format.is_null() {
+        return Ok(None);
+    }
+    let kind = format["type"].as_str().filter(|kind| types.contains(kind));
+    Ok(match kind {
+        Some("text") => None,
+        Some("json_object") => Some(json!({ "type": "json_object" })),
+        Some("json_schema") => {
+            let inner =
+                json!({ "name": format["name"], "schema": format["schema"], "strict": format["strict"] });
+            Some(json!({ "type": "json_schema", "json_schema": inner }))
+        }
+        _ => return Err(FieldError::new(format!("{path}.type"), types.join(" or "), &format["type"])),
+    })
+}
+
+/// Fields of a request of Anthropic's Messages API that are read.
+pub(crate) const ANTHROPIC_FIELDS: &[&str] = &[
+    "max_tokens",
+    "messages",
+    "model",
+    "output_config",
+    "output_format",
+    "return_progress",
+    "stop_sequences",
+    "stream",
+    "system",
+    "temperature",
+    "thinking",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_p",
+];
+
+/// Fields of a request of OpenAI's Responses API that are read.
+pub(crate) const RESPONSES_FIELDS: &[&str] = &[
+    "background",
+    "conversation",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "min_p",
+    "model",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt",
+    "reasoning",
+    "return_progress",
+    "sampler",
+    "seed",
+    "stream",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_p",
+];
 
 /// Messages of a request of OpenAI's Responses API.
 fn responses_messages(body: &Value) -> Result<Vec<Value>> {
@@ -356,20 +428,9 @@ pub(crate) fn responses_to_chat(body: &Value) -> Result<Value> {
             return Err(FieldError::new("tool_choice", expected, other));
         }
     }
-    let format = &body["text"]["format"];
-    match format["type"].as_str() {
-        None if format.is_null() => {}
-        Some("text") => {}
-        Some("json_object") => _ = out.insert("response_format".into(), json!({ "type": "json_object" })),
-        Some("json_schema") => {
-            let inner =
-                json!({ "name": format["name"], "schema": format["schema"], "strict": format["strict"] });
-            out.insert("response_format".into(), json!({ "type": "json_schema", "json_schema": inner }));
-        }
-        _ => {
-            let expected = "text, json_object or json_schema";
-            return Err(FieldError::new("text.format.type", expected, &format["type"]));
-        }
+    let types = ["text", "json_object", "json_schema"];
+    if let Some(form) = response_format(&body["text"]["format"], &types, "text.format")? {
+        out.insert("response_format".into(), form);
     }
     Ok(Value::Object(out))
 }

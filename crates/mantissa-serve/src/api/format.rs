@@ -43,12 +43,33 @@ pub(crate) struct StructuredOutputs {
 }
 
 /// Fields of a request that ask for a grammar.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Form {
-    pub(crate) response_format: Option<ResponseFormat>,
-    pub(crate) json_schema: Option<Value>,
-    pub(crate) grammar: Option<String>,
-    pub(crate) structured_outputs: Option<StructuredOutputs>,
+    response_format: Option<ResponseFormat>,
+    /// JSON schema of the text.
+    #[schema(value_type = Option<Object>)]
+    json_schema: Option<Value>,
+    /// Grammar of the text in GBNF.
+    grammar: Option<String>,
+    structured_outputs: Option<StructuredOutputs>,
+    /// JSON schema, or one as text, by the name that vLLM had before `structured_outputs`; so the next three.
+    #[schema(value_type = Option<Object>)]
+    guided_json: Option<Value>,
+    /// Regular expression.
+    guided_regex: Option<String>,
+    /// Texts, one of which is the reply.
+    guided_choice: Option<Vec<String>>,
+    /// Grammar in llguidance's Lark.
+    guided_grammar: Option<String>,
+}
+
+/// Reads a schema that may be given as text.
+fn schema(value: Value, field: &str) -> Result<Grammar, ApiError> {
+    Ok(Grammar::JsonSchema(match value {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|error| ApiError::field(field, format!("text with: {error}"), "a JSON schema"))?,
+        schema => schema,
+    }))
 }
 
 impl Form {
@@ -64,15 +85,22 @@ impl Form {
         all.extend(self.json_schema.map(|schema| (Grammar::JsonSchema(schema), "json_schema")));
         all.extend(self.grammar.filter(|text| !text.is_empty()).map(|text| (Grammar::Gbnf(text), "grammar")));
         if let Some(StructuredOutputs { json, regex, choice, grammar }) = self.structured_outputs {
-            let choice = choice.map(|texts| Grammar::choice(&texts));
             let given = [
-                json.map(Grammar::JsonSchema),
+                json.map(|value| schema(value, "structured_outputs.json")).transpose()?,
                 regex.map(Grammar::Regex),
-                choice,
+                choice.map(|texts| Grammar::choice(&texts)),
                 grammar.map(Grammar::Lark),
             ];
             all.extend(given.into_iter().flatten().map(|grammar| (grammar, "structured_outputs")));
         }
+        let json = self.guided_json.map(|value| schema(value, "guided_json")).transpose()?;
+        let guided = [
+            json.map(|grammar| (grammar, "guided_json")),
+            self.guided_regex.map(|regex| (Grammar::Regex(regex), "guided_regex")),
+            self.guided_choice.map(|texts| (Grammar::choice(&texts), "guided_choice")),
+            self.guided_grammar.map(|lark| (Grammar::Lark(lark), "guided_grammar")),
+        ];
+        all.extend(guided.into_iter().flatten());
         if all.len() > 1 {
             let fields: Vec<_> = all.iter().map(|(_, field)| *field).collect();
             return Err(ApiError::field(fields[1], fields.join(" and "), "one of them"));

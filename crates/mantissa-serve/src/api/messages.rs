@@ -14,11 +14,11 @@ use super::anthropic_error::{Errors, MessagesError};
 use super::anthropic_reply::AnthropicReply;
 use super::body::{Body, Sampling};
 use super::chat::ChatRequest;
-use super::convert::{FieldError, anthropic_to_chat};
-use super::{ApiError, App, streamed};
+use super::convert::{ANTHROPIC_FIELDS, FieldError, anthropic_to_chat};
+use super::{ApiError, App, streamed, unknown};
 use crate::engine::Caller;
 
-/// Request of a message. Fields that are not listed, such as `metadata`, are ignored.
+/// Request of a message.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub(crate) struct MessagesRequest {
@@ -34,6 +34,7 @@ fn chat(body: &Value, bytes: usize) -> Result<Sampling<ChatRequest>, ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad("expected a JSON object"));
     }
+    unknown::check_fields(body, ANTHROPIC_FIELDS)?;
     Sampling::of(
         anthropic_to_chat(body)?,
         bytes,

@@ -33,6 +33,7 @@ mod streamed;
 mod thinking;
 mod tokens;
 mod turn;
+mod unknown;
 mod usage;
 
 pub(crate) use self::app::{App, now};

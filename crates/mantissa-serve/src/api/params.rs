@@ -8,6 +8,7 @@ use mantissa_runtime::Request;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::generate::check_tokens;
 use super::{ApiError, Artifact};
 use crate::options::Limits;
 
@@ -45,6 +46,10 @@ pub(crate) struct Sampled {
     pub(crate) n: Option<u32>,
     pub(crate) seed: Option<i64>,
     pub(crate) stop: Option<Stop>,
+    /// Tokens that end the text beside the model's end tokens.
+    pub(crate) stop_token_ids: Option<Vec<u32>>,
+    /// Number of tokens before which nothing ends the text.
+    pub(crate) min_tokens: Option<u32>,
     pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
     /// True to go on after the model's end token.
     pub(crate) ignore_eos: Option<bool>,
@@ -69,6 +74,9 @@ pub(crate) struct Params {
     pub(crate) prompt_logprobs: Option<usize>,
     /// True to report how much of the prompt has been computed.
     pub(crate) progress: bool,
+    /// Number of tokens before which nothing ends the text.
+    pub(crate) min_tokens: usize,
+    stop_tokens: Vec<u32>,
     bias: Vec<(u32, f32)>,
     max_tokens: Option<usize>,
     ignore_eos: bool,
@@ -115,6 +123,21 @@ impl Sampled {
         let frequency = within("frequency_penalty", self.frequency_penalty, 0.0, -2.0, 2.0)?;
         let repetition = within("repetition_penalty", self.repetition_penalty, 1.0, 0.01, 10.0)?;
         let seed = self.seed.map_or(random, i64::cast_unsigned);
+        let stop_tokens = self.stop_token_ids.unwrap_or_default();
+        if stop_tokens.len() > limits.biases {
+            let allowed = format!("at most {} tokens", limits.biases);
+            return Err(ApiError::field("stop_token_ids", format!("{} tokens", stop_tokens.len()), &allowed));
+        }
+        check_tokens(artifact, "stop_token_ids", &stop_tokens)?;
+        let min_tokens = self.min_tokens.unwrap_or(0) as usize;
+        let most = self.max_tokens.map_or(limits.new_tokens, |n| n as usize);
+        if min_tokens > most {
+            return Err(ApiError::field(
+                "min_tokens",
+                min_tokens,
+                &format!("0 to {most}, the most new tokens"),
+            ));
+        }
         Ok(Params {
             sampling: Sampling {
                 temperature,
@@ -132,6 +155,8 @@ impl Sampled {
             logprobs,
             prompt_logprobs: None,
             progress: self.return_progress.unwrap_or(false),
+            min_tokens,
+            stop_tokens,
             bias: biases(self.logit_bias, limits, vocabulary)?,
             max_tokens: self.max_tokens.map(|n| n as usize),
             ignore_eos: self.ignore_eos.unwrap_or(false),
@@ -232,6 +257,8 @@ impl Params {
             max_new_tokens: wanted.min(room).min(self.most),
             sampling,
             ignore_eos: self.ignore_eos,
+            stop: self.stop_tokens.clone(),
+            min_new_tokens: self.min_tokens,
             logit_bias: self.bias.clone(),
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,

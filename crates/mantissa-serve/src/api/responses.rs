@@ -12,9 +12,9 @@ use utoipa::ToSchema;
 use super::answer::Answer;
 use super::body::{Body, Sampling};
 use super::chat::ChatRequest;
-use super::convert::responses_to_chat;
+use super::convert::{RESPONSES_FIELDS, responses_to_chat};
 use super::responses_reply::ResponsesReply;
-use super::{ApiError, App, now, streamed};
+use super::{ApiError, App, now, streamed, unknown};
 use crate::engine::Caller;
 
 /// Request of a response.
@@ -30,6 +30,7 @@ fn chat(body: &Value, bytes: usize) -> Result<Sampling<ChatRequest>, ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad("expected a JSON object"));
     }
+    unknown::check_fields(body, RESPONSES_FIELDS)?;
     Sampling::of(
         responses_to_chat(body)?,
         bytes,

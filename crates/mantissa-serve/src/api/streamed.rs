@@ -53,9 +53,9 @@ pub(super) async fn check(
     caller: Caller,
     chat: Sampling<ChatRequest>,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
-    let Sampling { request, sampled, bytes } = chat;
+    let Sampling { request, sampled, form, bytes } = chat;
     let artifact = app.artifact(request.model())?;
-    prepare(app, caller, bytes, move |app| request.check(sampled, app, artifact)).await
+    prepare(app, caller, bytes, move |app| request.check(sampled, form, app, artifact)).await
 }
 
 /// Answers a request; `reply` makes the form of the reply.

@@ -13,7 +13,7 @@ use super::generate::check_tokens;
 use super::preparation::{Preparation, prepare};
 use super::{ApiError, App};
 use crate::engine::Caller;
-use crate::text::piece;
+use crate::text::Pieces;
 
 /// Text to tokenize.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -42,7 +42,15 @@ pub(crate) struct TokenizeResponse {
 #[serde(untagged)]
 enum TokenItem {
     Id(u32),
-    Piece { id: u32, piece: String },
+    Piece { id: u32, piece: PieceItem },
+}
+
+/// Text of a token, or its bytes if they are a part of a character.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum PieceItem {
+    Text(String),
+    Bytes(Vec<u8>),
 }
 
 /// Tokenizes a text.
@@ -64,10 +72,15 @@ pub(crate) async fn tokenize(
         };
         let bos = if request.add_special.unwrap_or(false) { Bos::Auto } else { Bos::Never };
         let ids = app.encode(&artifact, &text, bos)?;
-        let pieces = request.with_pieces.unwrap_or(false);
-        let item = |&id: &u32| match pieces {
-            true => Ok(TokenItem::Piece { id, piece: piece(&artifact.tokenizer, id)? }),
-            false => Ok(TokenItem::Id(id)),
+        let pieces = request.with_pieces.unwrap_or(false).then(|| Pieces::new(&artifact.tokenizer));
+        let item = |&id: &u32| {
+            let Some(pieces) = &pieces else { return Ok(TokenItem::Id(id)) };
+            let piece = pieces.piece(id)?;
+            let piece = match piece.text() {
+                Some(text) => PieceItem::Text(text.to_owned()),
+                None => PieceItem::Bytes(piece.bytes),
+            };
+            Ok(TokenItem::Piece { id, piece })
         };
         let tokens: Vec<_> = ids.iter().map(item).collect::<Result<_, ApiError>>()?;
         let max_model_len = artifact.engine.runtime().context;

@@ -3,7 +3,7 @@
 use llguidance::api::ParserLimits;
 use serde_json::{Value, json};
 
-use super::{Grammar, GrammarError};
+use super::{Grammar, GrammarError, numbers};
 
 /// Longest schema as text, in bytes.
 const SCHEMA: usize = 256 << 10;
@@ -46,6 +46,7 @@ pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
             if !matches!(schema, Value::Object(_) | Value::Bool(true)) {
                 return Err(GrammarError::Invalid("a schema that is no object".into()));
             }
+            numbers::check(schema)?;
             let text = schema.to_string();
             if text.len() > SCHEMA {
                 let found = format!("{} bytes", text.len());
@@ -59,6 +60,7 @@ pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
         }
         Grammar::Lark(lark) => {
             text("grammar", lark, GRAMMAR)?;
+            numbers::check_lark(lark)?;
             Ok(format!("lark {lark}"))
         }
         Grammar::Gbnf(gbnf) => {

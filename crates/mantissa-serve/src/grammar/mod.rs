@@ -11,6 +11,7 @@ mod gbnf;
 mod holder;
 mod limits;
 mod memory;
+mod numbers;
 mod process;
 mod translate;
 mod vocabulary;

@@ -3,7 +3,7 @@
 use mantissa_model::{DecodeStream, StopReason, Tokenizer};
 use mantissa_runtime::EventKind;
 
-use super::{Stops, piece};
+use super::{Piece, Pieces, Stops};
 use crate::engine::{Ending, Failure, Progress, Stream, Update};
 use crate::error::ApiError;
 
@@ -22,11 +22,14 @@ pub(crate) struct TokenInfo {
     /// The token.
     pub(crate) token: u32,
     /// Text of the token by itself.
-    pub(crate) text: String,
+    pub(crate) piece: Piece,
+    /// Characters of the text before the token: of the prompt's text for a token of the prompt, else of the choice's.
+    /// Special tokens have no text there, and the tokens of one character the same offset.
+    pub(crate) offset: usize,
     /// Natural logarithm of its probability; `None` for the first of a prompt.
     pub(crate) logprob: Option<f32>,
     /// Most probable tokens: their texts and logarithms of probability.
-    pub(crate) top: Vec<(u32, String, f32)>,
+    pub(crate) top: Vec<(u32, Piece, f32)>,
 }
 
 /// Next piece of a choice.
@@ -52,8 +55,13 @@ pub(crate) struct Delta {
 #[derive(Debug)]
 struct Choice<'t> {
     stream: DecodeStream<'t>,
+    /// Characters of the text of all tokens so far.
+    chars: usize,
     stops: Stops,
     prompt: Vec<TokenInfo>,
+    /// Text of the prompt's tokens with probabilities, and its characters so far.
+    prompt_stream: DecodeStream<'t>,
+    prompt_chars: usize,
     /// Tokens whose text is held back.
     tokens: Vec<u32>,
     infos: Vec<TokenInfo>,
@@ -76,6 +84,10 @@ impl Choice<'_> {
 #[derive(Debug)]
 pub(crate) struct Generation<'t> {
     tokenizer: &'t Tokenizer,
+    /// Texts of single tokens, from the first that is reported on.
+    pieces: Option<Pieces<'t>>,
+    /// Number of tokens before which no stop string ends a choice.
+    least: usize,
     stream: Stream,
     choices: Vec<Choice<'t>>,
     open: usize,
@@ -85,12 +97,14 @@ pub(crate) struct Generation<'t> {
 }
 
 impl<'t> Generation<'t> {
-    /// Begins with the prompts of all choices, which are the jobs of `stream`.
+    /// Begins with the prompts of all choices, which are the jobs of `stream`. No stop string ends one before its
+    /// token `least`.
     pub(crate) fn new<'p>(
         tokenizer: &'t Tokenizer,
         stream: Stream,
         prompts: impl Iterator<Item = &'p [u32]>,
         stops: &[String],
+        least: usize,
     ) -> Result<Self, ApiError> {
         let mut last = None;
         let choice = |prompt: &'p [u32]| {
@@ -100,8 +114,11 @@ impl<'t> Generation<'t> {
             let stops = Stops::new(stops.to_vec());
             Ok(Choice {
                 stream,
+                chars: 0,
                 stops,
                 prompt: Vec::new(),
+                prompt_stream: tokenizer.stream(),
+                prompt_chars: 0,
                 tokens: Vec::new(),
                 infos: Vec::new(),
                 generated: 0,
@@ -111,7 +128,16 @@ impl<'t> Generation<'t> {
         };
         let choices: Vec<_> = prompts.map(choice).collect::<Result<_, ApiError>>()?;
         let markers = Vec::new();
-        Ok(Generation { tokenizer, stream, open: choices.len(), choices, cached: 0, markers })
+        Ok(Generation {
+            tokenizer,
+            pieces: None,
+            least,
+            stream,
+            open: choices.len(),
+            choices,
+            cached: 0,
+            markers,
+        })
     }
 
     /// Writes the special tokens `names` into the text.
@@ -149,7 +175,10 @@ impl<'t> Generation<'t> {
                     None
                 }
                 Update::News(EventKind::PromptToken { token, logprob, top }) => {
-                    let info = self.info(token, logprob, &top)?;
+                    let choice = &mut self.choices[index];
+                    let offset = choice.prompt_chars;
+                    choice.prompt_chars += choice.prompt_stream.push(token)?.chars().count();
+                    let info = self.info(token, offset, logprob, &top)?;
                     self.choices[index].prompt.push(info);
                     None
                 }
@@ -172,10 +201,17 @@ impl<'t> Generation<'t> {
     }
 
     /// Names a token and the most probable ones.
-    fn info(&self, token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> Result<TokenInfo, ApiError> {
-        let named = |&(id, value): &(u32, f32)| Ok((id, piece(self.tokenizer, id)?, value));
+    fn info(
+        &mut self,
+        token: u32,
+        offset: usize,
+        logprob: Option<f32>,
+        top: &[(u32, f32)],
+    ) -> Result<TokenInfo, ApiError> {
+        let pieces = self.pieces.get_or_insert_with(|| Pieces::new(self.tokenizer));
+        let named = |&(id, value): &(u32, f32)| Ok((id, pieces.piece(id)?, value));
         let top = top.iter().map(named).collect::<Result<_, ApiError>>()?;
-        Ok(TokenInfo { token, text: piece(self.tokenizer, token)?, logprob, top })
+        Ok(TokenInfo { token, piece: pieces.piece(token)?, offset, logprob, top })
     }
 
     /// Adds a token to a choice.
@@ -189,14 +225,19 @@ impl<'t> Generation<'t> {
         if self.choices[index].ended {
             return Ok(None);
         }
-        let info = logprob.map(|_| self.info(token, logprob, top)).transpose()?;
+        let offset = self.choices[index].chars;
+        let info = logprob.map(|_| self.info(token, offset, logprob, top)).transpose()?;
         let choice = &mut self.choices[index];
         choice.generated += 1;
         let mut new = choice.stream.push(token)?;
         new.extend(self.markers.iter().filter(|(id, _)| *id == token).map(|(_, name)| *name));
+        choice.chars += new.chars().count();
         choice.tokens.push(token);
         choice.infos.extend(info);
-        let (text, stopped) = choice.stops.push(&new);
+        let (text, stopped) = match choice.generated >= self.least {
+            true => choice.stops.push(&new),
+            false => (new, false),
+        };
         let finish = stopped.then(|| Finish::Stop(choice.stops.found()));
         if stopped {
             choice.ended = true;

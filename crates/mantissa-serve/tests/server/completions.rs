@@ -142,10 +142,121 @@ fn biases_and_penalties_change_the_tokens() {
 }
 
 #[test]
-fn unknown_fields_are_ignored_and_nulls_are_absent() {
+fn fields_are_honoured_or_refused() {
     let server = plain();
-    let ask = json!({"prompt": "A", "max_tokens": 1, "user": "u", "whatever": [1], "stop": null, "temperature": null});
+    let ask = json!({"prompt": "A", "max_tokens": 1, "user": "u", "bad_words": [], "stop": null, "temperature": null});
     server.json("/v1/completions", &ask);
+    let completion = json!({"prompt": "A", "max_tokens": 1});
+    let messages = json!([{"role": "user", "content": "A"}]);
+    let chat = json!({"messages": messages, "max_tokens": 1});
+    let rows = [
+        ("/v1/completions", &completion, "bad_words", json!(["x"])),
+        ("/v1/completions", &completion, "whatever", json!([1])),
+        ("/v1/completions", &completion, "tools", json!([{"type": "function"}])),
+        (
+            "/v1/completions",
+            &completion,
+            "structured_outputs",
+            json!({"regex": "a", "whitespace_pattern": "x"}),
+        ),
+        ("/v1/chat/completions", &chat, "allowed_token_ids", json!([1])),
+        ("/v1/chat/completions", &chat, "echo", json!(true)),
+        ("/v1/chat/completions", &chat, "functions", json!([{"name": "f"}])),
+        ("/v1/messages", &chat, "mcp_servers", json!([{"name": "x"}])),
+        ("/v1/messages", &chat, "guided_json", json!({"type": "object"})),
+        ("/v1/responses", &json!({"input": "A", "max_output_tokens": 1}), "top_logprobs", json!(2)),
+        ("/tokenize", &json!({"content": "A"}), "parse_special", json!(true)),
+    ];
+    for (path, ask, field, value) in rows {
+        let mut ask = ask.clone();
+        ask[field] = value;
+        let reply = server.post(path, &ask.to_string());
+        let message = reply.error(400);
+        assert!(message.contains(field), "{path} {field}: {message}");
+    }
+}
+
+#[test]
+fn a_text_ends_at_stop_tokens_and_not_before_the_least_number() {
+    let server = plain();
+    let ask =
+        json!({"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "return_token_ids": true});
+    let with = |more: Value| {
+        let mut ask = ask.clone();
+        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.json("/v1/completions", &ask)["choices"][0].clone()
+    };
+    let whole = with(json!({}));
+    let ids: Vec<u64> =
+        whole["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    let end = (1..12).find(|&at| !ids[..at].contains(&ids[at])).unwrap();
+    let stopped = with(json!({"stop_token_ids": [ids[end]]}));
+    assert_eq!(
+        (&stopped["finish_reason"], stopped["token_ids"].as_array().unwrap().len()),
+        (&json!("stop"), end)
+    );
+    let longer = with(json!({"stop_token_ids": [ids[end]], "min_tokens": end + 1}));
+    let longer = longer["token_ids"].as_array().unwrap();
+    assert!(longer.len() > end && longer[end] != ids[end], "{longer:?}");
+    // A stop string at the beginning of the text counts after so many tokens only.
+    let first: String = whole["text"].as_str().unwrap().chars().take(2).collect();
+    assert_eq!(with(json!({"stop": first}))["text"], "");
+    let text = with(json!({"stop": first, "min_tokens": 3}))["text"].as_str().unwrap().to_owned();
+    assert!(text.starts_with(&first), "{text}");
+    let refused = json!({"prompt": "A", "max_tokens": 3, "min_tokens": 4}).to_string();
+    assert!(server.post("/v1/completions", &refused).error(400).contains("min_tokens"));
+    let refused = json!({"prompt": "A", "stop_token_ids": [99_999_999]}).to_string();
+    assert!(server.post("/v1/completions", &refused).error(400).contains("stop_token_ids"));
+}
+
+/// Offsets index the text, and bytes join to it, also within characters of several tokens.
+#[test]
+fn offsets_and_bytes_of_tokens_are_those_of_the_text() {
+    let server = plain();
+    let prompt = "Once é🙂 x";
+    let ask = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0, "echo": true, "logprobs": 1});
+    let choice = server.json("/v1/completions", &ask)["choices"][0].clone();
+    let (text, logprobs) = (choice["text"].as_str().unwrap(), &choice["logprobs"]);
+    assert!(text.starts_with(prompt), "{text}");
+    let chars: Vec<char> = text.chars().collect();
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    let offsets: Vec<usize> = logprobs["text_offset"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|offset| usize::try_from(offset.as_u64().unwrap()).unwrap())
+        .collect();
+    assert!(offsets.is_sorted() && *offsets.last().unwrap() <= chars.len(), "{offsets:?}");
+    let mut parts = 0;
+    for (token, &at) in tokens.iter().zip(&offsets) {
+        let rest: String = chars[at..].iter().collect();
+        if token.starts_with("bytes:\\x") {
+            parts += 1;
+            assert!(rest.starts_with(['é', '🙂']), "{token} {rest}");
+        } else if !token.starts_with('<') {
+            // The space before the first word is not in the text.
+            assert!(rest.starts_with(token.trim_start()) || rest.starts_with(token), "{token:?} {rest:?}");
+        }
+    }
+    assert!(parts >= 4, "{tokens:?}");
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let ask = json!({"messages": messages, "max_tokens": 40, "temperature": 1.5, "seed": 4, "logprobs": true, "top_logprobs": 2});
+    let choice = server.json("/v1/chat/completions", &ask)["choices"][0].clone();
+    let bytes: Vec<u8> = choice["logprobs"]["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|token| {
+            token["bytes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|byte| u8::try_from(byte.as_u64().unwrap()).unwrap())
+        })
+        .collect();
+    let content = choice["message"]["content"].as_str().unwrap();
+    assert_eq!(String::from_utf8_lossy(&bytes).trim_start(), content.trim_start());
 }
 
 #[test]

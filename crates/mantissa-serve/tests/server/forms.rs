@@ -249,3 +249,41 @@ fn embeddings_are_vectors_of_length_one() {
         assert_eq!(reply.json()["error"]["param"], param, "{}", reply.text());
     }
 }
+
+#[test]
+fn forms_by_the_names_of_other_servers() {
+    let server = plain();
+    let ask = with(ask(), json!({ "temperature": 0 }));
+    let text = |path: &str, more: Value| server.json(path, &with(ask.clone(), more));
+    let content = |reply: Value| reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    is_animal(&content(text("/v1/chat/completions", json!({ "guided_json": schema() }))));
+    is_animal(&content(text("/v1/chat/completions", json!({ "guided_json": schema().to_string() }))));
+    assert_eq!(content(text("/v1/chat/completions", json!({ "guided_choice": ["zebra"] }))), "zebra");
+    assert_eq!(content(text("/v1/chat/completions", json!({ "guided_regex": "[0-9]{3}" }))).len(), 3);
+    let format = json!({ "type": "json_schema", "schema": schema() });
+    for more in [json!({ "output_config": { "format": format } }), json!({ "output_format": format })] {
+        is_animal(text("/v1/messages", more)["content"][0]["text"].as_str().unwrap());
+    }
+    let both = with(ask.clone(), json!({ "guided_regex": "a", "json_schema": schema() }));
+    assert!(server.post("/v1/chat/completions", &both.to_string()).error(400).contains("guided_regex"));
+}
+
+#[test]
+fn integers_that_the_parser_would_change_are_refused() {
+    let server = plain();
+    let exact = |schema: Value| {
+        server.post(
+            "/v1/completions",
+            &json!({ "prompt": "A", "max_tokens": 24, "json_schema": schema }).to_string(),
+        )
+    };
+    for schema in [
+        json!({ "const": 9_007_199_254_740_993u64 }),
+        json!({ "enum": [9_007_199_254_740_993u64] }),
+        json!({ "type": "integer", "minimum": 9_007_199_254_740_993u64 }),
+    ] {
+        assert!(exact(schema).error(400).contains("9007199254740993"));
+    }
+    let kept = exact(json!({ "const": 9_007_199_254_740_992u64 })).json();
+    assert_eq!(kept["choices"][0]["text"], "9007199254740992");
+}
