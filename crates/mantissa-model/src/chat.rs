@@ -12,6 +12,7 @@
 
 mod error;
 mod functions;
+mod python;
 mod source;
 mod time;
 
@@ -94,11 +95,7 @@ fn render_here(template: &str, context: &Value) -> Result<String, ChatError> {
     engine.set_syntax(syntax.map_err(|error| failure(&error.to_string()))?);
     engine.set_auto_escape_callback(|_| AutoEscape::None);
     engine.set_fuel(Some(MAX_STEPS));
-    engine.set_formatter(functions::print);
-    engine.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    engine.add_function("raise_exception", functions::raise_exception);
-    engine.add_function("strftime_now", functions::strftime_now);
-    engine.add_filter("tojson", functions::tojson);
+    functions::add(&mut engine);
     let mut out = Capped { bytes: Vec::new() };
     let compiled = engine.template_from_named_str("chat_template", template).map_err(|e| error_of(&e))?;
     let context = minijinja::Value::from(Serde(context));

@@ -4,6 +4,7 @@
 //! block holds none. A limit on something that the engine reads otherwise would not hold.
 
 use super::error::ChatError;
+use super::functions::PERCENT;
 
 /// Longest accepted template, in bytes. The longest of public models have 30 kB.
 pub const MAX_TEMPLATE: usize = 256 << 10;
@@ -31,7 +32,8 @@ fn limit<T>(found: String, allowed: String) -> Result<T, ChatError> {
     Err(ChatError::Limit { found, allowed })
 }
 
-/// Checks the limits and removes the `{% generation %}` tags, which only training needs.
+/// Checks the limits, turns every line end into `\n` as Jinja does, writes `%` after a string as the filter that
+/// formats, and removes the `{% generation %}` tags, which only training needs.
 ///
 /// # Errors
 /// [`ChatError::Limit`].
@@ -39,7 +41,8 @@ pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
     if template.len() > MAX_TEMPLATE {
         return limit(format!("a template of {} bytes", template.len()), format!("up to {MAX_TEMPLATE}"));
     }
-    let (mut out, mut rest) = (String::with_capacity(template.len()), template);
+    let template = &template.replace("\r\n", "\n").replace('\r', "\n");
+    let (mut out, mut rest) = (String::with_capacity(template.len()), template.as_str());
     let mut counted = Counted::default();
     while let Some((before, open, after)) = next_tag(rest) {
         counted.tag()?;
@@ -55,6 +58,9 @@ pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
         match (open.kind, word) {
             (TagKind::Block, "generation") => out.push_str(&inside.replace(word, "if true")),
             (TagKind::Block, "endgeneration") => out.push_str(&inside.replace(word, "endif")),
+            (TagKind::Comment, _) => out.push_str(inside),
+            (TagKind::Block, _) if raw_block(after).is_some() => out.push_str(inside),
+            _ if inside.contains('%') => format_operators(inside, &mut out),
             _ => out.push_str(inside),
         }
         if open.kind == TagKind::Block {
@@ -151,6 +157,96 @@ fn expression<'a>(after: &'a str, close: &str) -> Result<&'a str, ChatError> {
     }
     // Every mark is ASCII, so only a string that does not end can end inside a character.
     Ok(after.get(..at).unwrap_or(after))
+}
+
+/// Writes an expression with `"text" % operand` as `"text"|percent_format(operand)`, which binds alike: the engine has the
+/// operator for numbers only. Recurses into brackets, whose depth is limited.
+fn format_operators(expression: &str, out: &mut String) {
+    let mut rest = expression;
+    while let Some(at) = rest.find(['\'', '"']) {
+        let end = at + quoted(&rest[at..]);
+        out.push_str(&rest[..end]);
+        rest = &rest[end..];
+        let Some(after) = rest.trim_start().strip_prefix('%') else { continue };
+        let after = after.trim_start();
+        let long = operand(after);
+        if long == 0 {
+            continue;
+        }
+        out.push('|');
+        out.push_str(PERCENT);
+        out.push('(');
+        format_operators(&after[..long], out);
+        out.push(')');
+        rest = &after[long..];
+    }
+    out.push_str(rest);
+}
+
+/// Length of the string that begins `text`, with its quotes.
+fn quoted(text: &str) -> usize {
+    let mut characters = text.char_indices();
+    let quote = characters.next().map_or('"', |(_, c)| c);
+    while let Some((at, c)) = characters.next() {
+        if c == '\\' {
+            characters.next();
+        } else if c == quote {
+            return at + 1;
+        }
+    }
+    text.len()
+}
+
+/// Length of the operand that begins `text`: a value with its attributes, indices, calls and filters; 0 if there is none.
+fn operand(text: &str) -> usize {
+    let word = |text: &str| text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    let white = |text: &str| text.len() - text.trim_start().len();
+    let sign = text.len() - text.trim_start_matches(['-', '+', ' ']).len();
+    let mut at = sign
+        + match text[sign..].chars().next() {
+            Some('\'' | '"') => quoted(&text[sign..]),
+            Some('(' | '[' | '{') => group(&text[sign..]),
+            _ => word(&text[sign..]),
+        };
+    if at == sign {
+        return 0;
+    }
+    loop {
+        let gap = white(&text[at..]);
+        let next = &text[at + gap..];
+        at += match next.chars().next() {
+            Some('(' | '[') => gap + group(next),
+            Some('.' | '|') => {
+                let inner = 1 + white(&next[1..]);
+                let long = word(&next[inner..]);
+                if long == 0 {
+                    return at;
+                }
+                gap + inner + long
+            }
+            _ => return at,
+        };
+    }
+}
+
+/// Length of the brackets that begin `text`, with their content.
+fn group(text: &str) -> usize {
+    let (mut at, mut depth) = (0, 0usize);
+    while let Some(c) = text[at..].chars().next() {
+        at += match c {
+            '\'' | '"' => quoted(&text[at..]),
+            c => c.len_utf8(),
+        };
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    at
 }
 
 /// Returns what follows the mark of a raw block up to its end tag, or all if it has none; `None` for another tag.

@@ -298,3 +298,41 @@ fn templates_are_found_where_models_keep_them() {
     std::fs::write(&own, vec![b'a'; MAX_TEMPLATE + 1]).unwrap();
     assert!(load(json!({})).unwrap_err().to_string().contains("at most 262144 bytes"));
 }
+
+/// Texts of Jinja 3 as transformers sets it up: `tests/interop/templates.py` writes them.
+#[test]
+fn templates_render_as_in_jinja() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_templates.json");
+    let data: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let rows = data["rows"].as_array().unwrap();
+    assert!(rows.len() > 600);
+    let mut wrong = Vec::new();
+    for row in rows {
+        let (template, expected) = (row["template"].as_str().unwrap(), row["text"].as_str());
+        let got = render(template, &data["context"]);
+        match (&got, expected) {
+            (Ok(text), Some(expected)) if text == expected => {}
+            (Err(_), None) => {}
+            (Err(_), Some(_)) if row["refused"] == true => {}
+            _ => wrong.push(format!("{template}\n  expected {expected:?}\n  got {got:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn operators_of_strings_keep_their_place() {
+    let cases = [
+        ("{{ 'a' ~ '%s' % 'b' ~ 'c' }}", "abc"),
+        ("{{ '%s' % ('%s' % 'x') }}{{ 7 % 4 }}", "x3"),
+        ("{# '%s' % #}{% raw %}{{ '%s' % 1 }}{% endraw %}", "{{ '%s' % 1 }}"),
+        ("{% set x = '%s' % 'y' -%} {{ x }}%{{ '%' }}", "y%%"),
+        ("{{ 'it\\'s %s' % \"q\" }}", "it's q"),
+    ];
+    for (template, expected) in cases {
+        assert_eq!(rendered(template).unwrap(), expected, "{template}");
+    }
+    for unfinished in ["{{ '%s' % }}", "{{ '%s' % ( }}", "{{ '%s", "{{ '%' % 'ü"] {
+        assert!(rendered(unfinished).is_err(), "{unfinished}");
+    }
+}
