@@ -282,18 +282,21 @@ impl ModelConfig {
         named
     }
 
-    /// Takes the token ids of `generation_config.json`, which generation uses first.
+    /// Takes the token that begins a text from `generation_config.json`, which generation uses first.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a value that is no token id.
+    pub fn apply_generation_config(&mut self, value: &Value, file: &str) -> Result<(), ConfigError> {
+        self.bos_token_id = Fields::root(file, value)?.token("bos_token_id")?.or(self.bos_token_id);
+        Ok(())
+    }
+
+    /// Returns the end tokens that `generation_config.json` states.
     ///
     /// # Errors
     /// [`ConfigError`] for values that are not token ids.
-    pub fn apply_generation_config(&mut self, value: &Value, file: &str) -> Result<(), ConfigError> {
-        let fields = Fields::root(file, value)?;
-        self.bos_token_id = fields.token("bos_token_id")?.or(self.bos_token_id);
-        let eos = fields.tokens("eos_token_id")?;
-        if !eos.is_empty() {
-            self.eos_token_ids = eos;
-        }
-        Ok(())
+    pub fn end_tokens(value: &Value, file: &str) -> Result<Vec<u32>, ConfigError> {
+        Fields::root(file, value)?.tokens("eos_token_id")
     }
 
     /// Turns the head's outputs into logits: multiplies them by [`logit_scale`](Self::logit_scale) and caps them.

@@ -9,6 +9,7 @@ use crate::cache::KvCache;
 use crate::calibrate::{KvCalibrationError, Text};
 use crate::config::{ModelConfig, read_json};
 use crate::embedding::{Embedding, load_embedding};
+use crate::end_tokens;
 use crate::error::{ForwardError, LoadError};
 use crate::flow::Sequences;
 use crate::kv::policy::KvPolicy;
@@ -301,6 +302,9 @@ pub fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> 
         && let Some(value) = read_json(&path)?
     {
         config.apply_generation_config(&value, &path.display().to_string())?;
+    }
+    if let Some(dir) = source.dir() {
+        config.eos_token_ids = end_tokens::of_folder(dir, &config.eos_token_ids)?.ids();
     }
     Ok(config)
 }

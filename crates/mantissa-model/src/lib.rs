@@ -56,6 +56,7 @@ mod calibrate;
 mod carried;
 mod decoder;
 mod embedding;
+pub mod end_tokens;
 mod layer;
 
 // Layer: text.

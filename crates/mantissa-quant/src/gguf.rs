@@ -24,6 +24,7 @@ use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{self, Architecture, block_type};
+use mantissa_store::end_tokens::{self, EndTokens};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
 
 use crate::error::Result;
@@ -244,13 +245,29 @@ impl Layout {
         let exported = mantissa_model::tokenizer::gguf::export(source.dir(), config.vocab_size, merged)?;
         self.metadata.extend(exported.metadata);
         self.notes.extend(exported.notes);
-        let eos = "tokenizer.ggml.eos_token_id".to_owned();
-        if let (Some(&id), false) =
-            (config.eos_token_ids.first(), self.metadata.iter().any(|(key, _)| *key == eos))
-        {
-            self.metadata.push((eos, Value::U32(id)));
-        }
+        self.put_end_tokens(&config.eos_token_ids);
         Ok(())
+    }
+
+    /// States the end tokens `ids` beside the tokenizer.
+    fn put_end_tokens(&mut self, ids: &[u32]) {
+        let value = |key: &str| self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+        let texts = value("tokenizer.ggml.tokens").and_then(Value::as_array).unwrap_or_default();
+        let name = |id: u32| texts.get(id as usize).and_then(Value::as_str).map(str::to_owned);
+        let of_tokenizer = value(end_tokens::GGUF_KEYS[0]).and_then(Value::as_u64);
+        let first = of_tokenizer.and_then(|id| u32::try_from(id).ok());
+        let (keys, lost) = EndTokens::gguf_keys(ids, first, name);
+        for (key, id) in keys {
+            match self.metadata.iter_mut().find(|(name, _)| name == key) {
+                Some((_, value)) => *value = Value::U32(id),
+                None => self.metadata.push((key.to_owned(), Value::U32(id))),
+            }
+        }
+        if !lost.is_empty() {
+            self.notes.push(format!(
+                "end tokens {lost:?}: GGUF has keys for three; llama.cpp does not stop at these"
+            ));
+        }
     }
 }
 

@@ -31,6 +31,7 @@ pub mod regular;
 pub mod text;
 
 // Layer: tensor files.
+pub mod end_tokens;
 pub mod gguf;
 mod header_json;
 pub mod safetensors;

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::ModelConfig;
+use mantissa_model::{ModelConfig, end_tokens};
+use mantissa_store::end_tokens::{EndToken, EndTokens};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -36,6 +37,9 @@ pub struct InspectReport {
     /// KV cache scheme, if the checkpoint has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<String>,
+    /// Tokens that end a text or a turn, with the places that state them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub end_tokens: Vec<EndToken>,
     /// Totals by dtype or scheme.
     pub by_scheme: Vec<SchemeTotal>,
     /// Commands that made the model, oldest first, from its manifest.
@@ -116,12 +120,27 @@ pub(crate) fn assemble(
         bits_per_weight: bits(stored, parameters),
         linear_bits_per_weight,
         kv_cache: None,
+        end_tokens: end_tokens(model),
         by_scheme,
         history: Vec::new(),
         notes: Vec::new(),
         warnings: Vec::new(),
         tensors: tensors.collect(),
     }
+}
+
+/// Returns the end tokens of a model; none if a file that states them is at fault, which reading the model reports.
+fn end_tokens(model: &Model) -> Vec<EndToken> {
+    let Model::Known(files) = model else { return Vec::new() };
+    let tokens = match files.gguf() {
+        Some(gguf) => EndTokens::of_metadata(gguf.metadata()).unwrap_or_default(),
+        None => {
+            let config = files.config().map(|config| ModelConfig::end_tokens(config, "config.json"));
+            let stated = config.and_then(Result::ok).unwrap_or_default();
+            end_tokens::of_folder(files.dir(), &stated).unwrap_or_default()
+        }
+    };
+    tokens.iter().cloned().collect()
 }
 
 /// Sums the entries by dtype or scheme, in the order of their first tensors.

@@ -208,15 +208,15 @@ fn windows_follow_the_type() {
 }
 
 #[test]
-fn end_tokens_come_from_the_generation_config_first() {
+fn special_tokens_are_ids() {
     let mut config = parse(&with(json!({"bos_token_id": 1, "eos_token_id": 2}))).unwrap();
     assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[2][..]));
-    config.apply_generation_config(&json!({"eos_token_id": [1, 2]}), "g").unwrap();
-    assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[1, 2][..]));
-    config.apply_generation_config(&json!({}), "g").unwrap();
-    assert_eq!(config.eos_token_ids, [1, 2]);
+    config.apply_generation_config(&json!({"bos_token_id": 7}), "g").unwrap();
+    assert_eq!(config.bos_token_id, Some(7));
+    assert_eq!(ModelConfig::end_tokens(&json!({"eos_token_id": [1, 2]}), "g").unwrap(), [1, 2]);
+    assert!(ModelConfig::end_tokens(&json!({}), "g").unwrap().is_empty());
+    assert!(ModelConfig::end_tokens(&json!({"eos_token_id": "x"}), "g").is_err());
     assert!(config.apply_generation_config(&json!([]), "g").is_err());
-    assert!(config.apply_generation_config(&json!({"eos_token_id": "x"}), "g").is_err());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use mantissa_jobs::Job;
 use mantissa_jobs::inspect::{Inspect, InspectReport, InspectedTensor, SchemeTotal, Stats};
+use mantissa_store::end_tokens::EndToken;
 use mantissa_store::{Paths, Shown};
 use serde_json::Value;
 
@@ -97,6 +98,13 @@ fn print_summary(report: &InspectReport, out: &mut dyn Write) -> io::Result<()> 
     }
     if let Some(kv) = &report.kv_cache {
         line("KV cache", kv.clone())?;
+    }
+    if !report.end_tokens.is_empty() {
+        let token = |token: &EndToken| match &token.text {
+            Some(text) => format!("{} {}", token.id, Shown(text)),
+            None => token.id.to_string(),
+        };
+        line("end tokens", report.end_tokens.iter().map(token).collect::<Vec<_>>().join(", "))?;
     }
     if !report.history.is_empty() {
         line("made by", report.history.iter().map(made_by).collect::<Vec<_>>().join(", then "))?;

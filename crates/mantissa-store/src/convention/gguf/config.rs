@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use crate::end_tokens::EndTokens;
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
 use mantissa_arch::gguf::RowOrder;
@@ -72,7 +73,11 @@ impl Reader<'_> {
         put("max_position_embeddings", self.uint("context_length")?);
         put("vocab_size", self.gguf.get("token_embd.weight").and_then(|t| Some(*t.shape.first()? as u64)));
         put("bos_token_id", self.metadata.uint("tokenizer.ggml.bos_token_id")?);
-        put("eos_token_id", self.metadata.uint("tokenizer.ggml.eos_token_id")?);
+        match EndTokens::of_metadata(self.metadata)?.ids().as_slice() {
+            [] => {}
+            [id] => _ = config.insert("eos_token_id".into(), json!(id)),
+            ids => _ = config.insert("eos_token_id".into(), json!(ids)),
+        }
         config.insert("model_type".into(), json!(self.architecture.model_type()));
         config.insert("hidden_act".into(), json!("silu"));
         config.insert("tie_word_embeddings".into(), json!(self.gguf.get("output.weight").is_none()));

@@ -1,0 +1,108 @@
+//! End tokens of a model folder: what its files state, and names of special tokens.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use mantissa_store::end_tokens::{EndTokens, Source};
+use mantissa_store::regular;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::config::{ConfigError, ModelConfig, read_json};
+
+/// Largest tokenizer file that is searched for names, in bytes.
+const MAX_TOKENIZER: u64 = 64 << 20;
+
+/// The part of `tokenizer.json` that names special tokens.
+#[derive(Default, Deserialize)]
+struct Special {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+/// Reads the end tokens of the folder `dir`, whose `config.json` states the tokens `config`. One that
+/// `generation_config.json` leaves out counts only if it is a special token: older versions of transformers wrote the default of
+/// the class into `config.json`.
+///
+/// # Errors
+/// [`ConfigError`] for a field of another type. The tokenizer's own reader reports faults of `tokenizer.json`.
+pub fn of_folder(dir: &Path, config: &[u32]) -> Result<EndTokens, ConfigError> {
+    let mut tokens = EndTokens::default();
+    let place = |name: &str| Source::Field(format!("{name}: eos_token_id"));
+    let path = dir.join("generation_config.json");
+    let generation = match read_json(&path)? {
+        Some(value) => ModelConfig::end_tokens(&value, &path.display().to_string())?,
+        None => Vec::new(),
+    };
+    let tokenizer =
+        regular::read_optional(&dir.join("tokenizer.json"), MAX_TOKENIZER, "a tokenizer.json").ok();
+    let special: Special =
+        tokenizer.flatten().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let special: Vec<_> = special.added_tokens.into_iter().filter(|token| token.special).collect();
+    let ids: BTreeSet<u32> = special.iter().map(|token| token.id).collect();
+    tokens.add(&place("generation_config.json"), generation.iter().copied());
+    let is_meant = |id: &u32| generation.is_empty() || generation.contains(id) || ids.contains(id);
+    tokens.add(&place("config.json"), config.iter().copied().filter(is_meant));
+    if let Ok(Some(own)) = read_json(&dir.join("tokenizer_config.json")) {
+        let text = match &own["eos_token"] {
+            Value::Object(token) => token.get("content").and_then(Value::as_str),
+            token => token.as_str(),
+        };
+        let end = special.iter().find(|token| Some(token.content.as_str()) == text);
+        tokens.add(&Source::Field("tokenizer_config.json: eos_token".into()), end.map(|token| token.id));
+    }
+    tokens.add_named(special.iter().map(|token| (token.id, token.content.as_str())));
+    let text = |id: u32| special.iter().find(|token| token.id == id).map(|token| token.content.clone());
+    Ok(tokens.with_texts(text))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Writes files into a folder and reads its end tokens; `config.json` states `config`.
+    fn tokens(files: &[(&str, &str)], config: &[u32]) -> Vec<u32> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        of_folder(dir.path(), config).unwrap().ids()
+    }
+
+    const TOKENIZER: (&str, &str) = (
+        "tokenizer.json",
+        r#"{"model": {"vocab": {}}, "added_tokens": [
+            {"id": 1, "content": "<s>", "special": true}, {"id": 2, "content": "</s>", "special": true},
+            {"id": 5, "content": "<|im_end|>", "special": true}, {"id": 6, "content": "<|end|>", "special": false}]}"#,
+    );
+
+    #[test]
+    fn every_place_counts() {
+        assert_eq!(tokens(&[], &[2]), [2]);
+        assert_eq!(tokens(&[TOKENIZER], &[2]), [2, 5]);
+        assert_eq!(
+            tokens(&[TOKENIZER, ("generation_config.json", r#"{"eos_token_id": [1]}"#)], &[2]),
+            [1, 2, 5]
+        );
+        let own = ("tokenizer_config.json", r#"{"eos_token": {"content": "</s>", "lstrip": false}}"#);
+        assert_eq!(tokens(&[TOKENIZER, own], &[]), [2, 5]);
+        let own = ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
+        assert_eq!(tokens(&[TOKENIZER, own], &[]), [2, 5]);
+    }
+
+    #[test]
+    fn a_default_of_the_class_is_no_end() {
+        let generation = ("generation_config.json", r#"{"eos_token_id": 5}"#);
+        assert_eq!(tokens(&[TOKENIZER, generation], &[9]), [5]);
+        assert_eq!(tokens(&[TOKENIZER], &[9]), [9, 5]);
+    }
+}
