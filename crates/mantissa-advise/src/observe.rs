@@ -1,6 +1,7 @@
 //! Problems of a checkpoint that show in names, metadata and values rather than in layer shapes and schemes.
 
 use mantissa_model::graph::HEAD;
+use mantissa_model::tokenizer::gguf::TOKENIZER_NOTE;
 use mantissa_model::{Bos, LinearInfo, LinearKind, ModelConfig, Tokenizer, read_json};
 use mantissa_num::pack::Packing;
 use mantissa_plan::contract::{Observation, Observed};
@@ -225,8 +226,11 @@ impl Looking<'_> {
     fn gguf_tokenizer(&mut self, model: &Model, config: &ModelConfig) {
         let (kind, tokens) = ("tokenizer.ggml.model", "tokenizer.ggml.tokens");
         self.examined.extend([Observed::Tokenizer, Observed::NoVocabulary]);
-        self.examined.extend([Observed::PreTokenizer, Observed::Vocabulary]);
+        self.examined.extend([Observed::PreTokenizer, Observed::Vocabulary, Observed::OtherTokenizer]);
         let metadata = model.metadata();
+        if let Some(difference) = metadata.get(TOKENIZER_NOTE).and_then(|value| value.as_str()) {
+            self.see(Observed::OtherTokenizer, TOKENIZER_NOTE, difference);
+        }
         // llama.cpp accepts both values (src/llama-vocab.cpp, llama_vocab::impl::load).
         if let Some(none @ ("no_vocab" | "none")) = metadata.get(kind).and_then(|value| value.as_str()) {
             return self.see(Observed::NoVocabulary, kind, format!("\"{none}\""));

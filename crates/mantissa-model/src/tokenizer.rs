@@ -13,6 +13,7 @@ mod fault;
 pub mod gguf;
 mod guard;
 mod limits;
+mod probe;
 mod regexes;
 mod steps;
 mod stream;
@@ -28,6 +29,7 @@ use tokenizers::{NormalizedString, Normalizer};
 
 pub use bytes::{TokenText, TokenTexts};
 pub use error::TokenizerError;
+pub use probe::ProbeDifference;
 pub use stream::DecodeStream;
 
 use crate::chat::ChatTemplates;

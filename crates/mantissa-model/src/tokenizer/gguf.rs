@@ -9,6 +9,7 @@
 mod export;
 mod folder;
 mod import;
+mod pre_tokenizers;
 
 pub use export::{Exported, export};
 pub use folder::folder_files;
@@ -27,55 +28,11 @@ mod token_type {
 /// Kind of tokenizer with merges over text in which spaces are a character.
 const MERGED: &str = "gemma4";
 
+/// Key with the first difference between the tokenizer of a file and the one that it was made from.
+pub const TOKENIZER_NOTE: &str = "mantissa.tokenizer_difference";
+
 /// SentencePiece's character for a space.
 const SPACE: &str = "\u{2581}";
-
-/// A pre-tokenizer by its name in GGUF.
-struct PreTokenizer {
-    name: &'static str,
-    /// Other names of the same pre-tokenizer.
-    aliases: &'static [&'static str],
-    /// Regular expression that splits the text; `None` for the one built into byte-level pre-tokenization.
-    regex: Option<&'static str>,
-    /// True if a piece that is a token is not split by merges.
-    ignore_merges: bool,
-    /// True if a text begins with BOS where the file does not state it.
-    add_bos: bool,
-    /// True if text is normalized to NFC first.
-    nfc: bool,
-}
-
-/// Known pre-tokenizers. Expressions are those of the models' own `tokenizer.json`.
-const PRE_TOKENIZERS: [PreTokenizer; 3] = [
-    PreTokenizer {
-        name: "gpt-2",
-        aliases: &["gpt2"],
-        regex: None,
-        ignore_merges: false,
-        add_bos: false,
-        nfc: false,
-    },
-    PreTokenizer {
-        name: "llama-bpe",
-        aliases: &["llama3", "llama-v3"],
-        regex: Some(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        ignore_merges: true,
-        add_bos: true,
-        nfc: false,
-    },
-    PreTokenizer {
-        name: "qwen2",
-        aliases: &[],
-        regex: Some(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        ignore_merges: false,
-        add_bos: false,
-        nfc: true,
-    },
-];
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

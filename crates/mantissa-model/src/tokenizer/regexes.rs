@@ -17,7 +17,7 @@ const BOUNDED: usize = 256;
 
 /// Alternatives that are not linear by their form but are in the tokenizers that use them: each fails only if another
 /// of the same expression matches what it has read, or after one step back.
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 22] = [
     r"\s+(?!\S)",
     r"\s*[\r\n]+",
     r"\s*[\r\n]",
@@ -27,9 +27,29 @@ const KNOWN: [&str; 11] = [
     r"\p{N}{1,3}+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+",
+    // Jais 2's white space.
+    r"\s{512}(?!\S)",
+    r"\s{256}(?!\S)",
+    r"\s{128}(?!\S)",
+    r"\s{64}(?!\S)",
+    r"\s{32}(?!\S)",
+    r"\s{16}(?!\S)",
+    r"\s{8}(?!\S)",
+    r"\s{4}(?!\S)",
+    r"\s{1,2}(?!\S)",
     // SentencePiece's trimming, as the GGUF import writes it.
     r"\A +",
     r" +\z",
+];
+
+/// Expressions that look ahead over all digits of a number, with the bytes of their shortest match: each search is linear, all of
+/// them are quadratic.
+const KNOWN_QUADRATIC: [(&str, usize); 3] = [
+    (r"\d{1,3}(?=(?:\d{3})*\b)", 1),
+    (r"(?=(\d{3})+(?!\d))", 0),
+    (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", 1),
 ];
 
 /// Time of a search.
@@ -53,6 +73,9 @@ pub(super) struct Measure {
 pub(super) fn measure(pattern: &str) -> Result<Measure, String> {
     if pattern.len() > MAX_EXPRESSION {
         return Err(format!("a regular expression of {} bytes", pattern.len()));
+    }
+    if let Some((_, shortest)) = KNOWN_QUADRATIC.iter().find(|(known, _)| *known == pattern) {
+        return Ok(Measure { cost: Cost::Quadratic, shortest: *shortest });
     }
     let (mut cost, mut shortest) = (Cost::Linear, usize::MAX);
     let mut known = false;

@@ -231,6 +231,8 @@ pub enum Observed {
     NoVocabulary,
     /// GGUF byte-level tokenizer without `tokenizer.ggml.pre`.
     PreTokenizer,
+    /// GGUF tokenizer that encodes other tokens than the one that it was made from.
+    OtherTokenizer,
     /// GGUF token count that differs from the number of embedding rows.
     Vocabulary,
     /// GGUF q or k rows in the wrong order for the architecture.

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::config::DenseMlp;
-use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
+use mantissa_model::tokenizer::ProbeDifference;
+use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, Tokenizer, WeightSource};
 use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, Stored, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -61,6 +62,7 @@ pub(super) fn check(
     if let Some(source) = source {
         let theirs = model_config(source)?;
         check_config(&config, &theirs, found);
+        compare_tokenizers(files, source, found);
         // The file is read under any of a model's names, the source under its own.
         config = config.named_as(&theirs);
     }
@@ -82,6 +84,23 @@ pub(super) fn check(
         return Ok(());
     }
     compare_readers(files, &Independent { files, model: &model }, &config, found)
+}
+
+/// Compares the tokenizer of the file with that of its source on probe texts. One that cannot be read is reported by what needs it.
+fn compare_tokenizers(files: &ModelFiles, source: &ModelFiles, found: &mut Verification) {
+    let path = |files: &ModelFiles| match files.gguf() {
+        Some(gguf) => gguf.metadata().path().to_owned(),
+        None => files.dir().to_owned(),
+    };
+    let (Ok(ours), Ok(theirs)) = (Tokenizer::load(&path(files)), Tokenizer::load(&path(source))) else {
+        return;
+    };
+    if let Ok(Some(difference)) = theirs.first_probe_difference(&ours) {
+        let ProbeDifference { text, ids: [expected, got] } = difference;
+        found.notes.push(format!(
+            "the tokenizer encodes other tokens than the source's: {text:?} is {got:?}, expected {expected:?}"
+        ));
+    }
 }
 
 /// Checks that both readers find the same tensors at the same offsets.

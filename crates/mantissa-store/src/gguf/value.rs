@@ -191,6 +191,13 @@ impl Metadata {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
+    /// Makes metadata of pairs that are not from a file; `path` is their name in errors. Of equal keys the last counts.
+    pub fn from_pairs(path: &Path, pairs: impl IntoIterator<Item = (String, Value)>) -> Self {
+        let entries: Vec<_> = pairs.into_iter().collect();
+        let by_key = entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
+        Self { entries, by_key, ..Self::new(path) }
+    }
+
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.by_key.get(key).map(|&at| &self.entries[at].1)

@@ -3,15 +3,21 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use mantissa_store::gguf::{Value, ValueType};
+use mantissa_store::gguf::{Metadata, Value, ValueType};
+use mantissa_store::{json, regular};
 use serde_json::Value as Json;
 
-use super::{MERGED, PRE_TOKENIZERS, SPACE, token_type};
+use super::import::tokenizer_json;
+use super::pre_tokenizers::{GPT2, PRE_TOKENIZERS};
+use super::{MERGED, SPACE, TOKENIZER_NOTE, token_type};
 use crate::config::read_json;
-use crate::tokenizer::{Bos, Tokenizer, TokenizerError, special_text};
+use crate::tokenizer::{Bos, MAX_FILE, ProbeDifference, Tokenizer, TokenizerError, special_text};
 
 /// Score of a token that no merge makes.
 const UNREACHABLE: f32 = -1e9;
+
+/// Punctuation in runs, as Falcon's name in GGUF has it.
+const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 
 /// Tokenizer of a model folder as GGUF metadata.
 #[derive(Clone, Debug)]
@@ -29,22 +35,37 @@ pub struct Exported {
 /// # Errors
 /// [`TokenizerError`] if a file is present and cannot be loaded.
 pub fn export(dir: &Path, rows: usize, merged: bool) -> Result<Exported, TokenizerError> {
-    let Some(json) = read_json(&dir.join("tokenizer.json"))? else {
+    let path = dir.join("tokenizer.json");
+    let Some(bytes) = regular::read_optional(&path, MAX_FILE, "a tokenizer.json")? else {
         return Ok(without("there is no tokenizer.json"));
     };
+    let json = json::parse_strict(&bytes, &path, MAX_FILE)?;
     let tokenizer = Tokenizer::load(dir)?;
     let source = TokenizerJson {
         json: &json,
         own: read_json(&dir.join("tokenizer_config.json"))?,
         tokenizer: &tokenizer,
     };
-    match source.kind() {
-        Err(why) => Ok(without(why)),
-        Ok(Kind::SentencePiece { prefix: false, trim: false }) if merged => {
-            source.export(&Kind::Merged, rows)
-        }
-        Ok(kind) => source.export(&kind, rows),
+    let kind = match source.kind() {
+        Err(why) => return Ok(without(why)),
+        Ok(Kind::SentencePiece { prefix: false, trim: false }) if merged => Kind::Merged,
+        Ok(kind) => kind,
+    };
+    let mut exported = source.export(&kind, rows)?;
+    exported.notes.extend(source.without_rows(rows));
+    // What the file cannot express shows in what a reader of it encodes.
+    let metadata = Metadata::from_pairs(&tokenizer.path, exported.metadata.iter().cloned());
+    let read = tokenizer_json(&metadata)?;
+    let read = Tokenizer::from_json(&tokenizer.path, read.to_string().as_bytes())?;
+    if let Some(difference) = tokenizer.first_probe_difference(&read)? {
+        let ProbeDifference { text, ids: [ours, theirs] } = difference;
+        let note = format!(
+            "the tokenizer of the GGUF file encodes other tokens than tokenizer.json: {text:?} is {theirs:?}, expected {ours:?}"
+        );
+        exported.metadata.push((TOKENIZER_NOTE.to_owned(), Value::String(note.clone())));
+        exported.notes.push(note);
     }
+    Ok(exported)
 }
 
 fn without(why: &str) -> Exported {
@@ -92,13 +113,19 @@ impl TokenizerJson<'_> {
     }
 
     fn byte_level(&self, steps: &[&Json]) -> Result<Kind, &'static str> {
-        let regex = match steps {
-            [only] if only["use_regex"] != false => None,
-            [split, last] if split["type"] == "Split" && last["use_regex"] == false => {
-                split["pattern"]["Regex"].as_str()
-            }
-            _ => return Err("its pre-tokenization has no name in GGUF"),
-        };
+        let mut splits = Vec::new();
+        for step in steps {
+            let isolated = step["behavior"].as_str().is_none_or(|behavior| behavior == "Isolated");
+            splits.extend(match (step["type"].as_str(), step["pattern"]["Regex"].as_str()) {
+                (Some("Split"), Some(regex)) if isolated && step["invert"] != true => Some(regex),
+                (Some("Digits"), _) if step["individual_digits"] == true => Some(r"\p{N}"),
+                (Some("Digits"), _) => Some(r"\p{N}+"),
+                (Some("Punctuation"), _) if step["behavior"] == "Contiguous" => Some(PUNCTUATION),
+                (Some("ByteLevel"), _) if step["use_regex"] != false => Some(GPT2),
+                (Some("ByteLevel"), _) => None,
+                _ => return Err("its pre-tokenization has no name in GGUF"),
+            });
+        }
         if steps.iter().any(|step| step["add_prefix_space"] == true) {
             return Err("it puts a space before the text");
         }
@@ -107,8 +134,11 @@ impl TokenizerJson<'_> {
             ["NFC"] => true,
             _ => return Err("it normalizes text"),
         };
-        let known = PRE_TOKENIZERS.iter().find(|pre| pre.regex == regex && pre.nfc == composed);
-        known.map(|pre| Kind::ByteLevel { pre: pre.name }).ok_or("its pre-tokenization has no name in GGUF")
+        let ignores = self.json["model"]["ignore_merges"] == true;
+        // The best that has the expressions; a note tells what it encodes otherwise.
+        let fits = PRE_TOKENIZERS.iter().filter(|pre| pre.splits == splits);
+        let best = fits.min_by_key(|pre| (pre.nfc != composed, pre.ignore_merges != ignores));
+        best.map(|pre| Kind::ByteLevel { pre: pre.name }).ok_or("its pre-tokenization has no name in GGUF")
     }
 
     fn sentence_piece(&self) -> Result<Kind, &'static str> {
@@ -186,6 +216,8 @@ impl TokenizerJson<'_> {
         for added in self.json["added_tokens"].as_array().into_iter().flatten() {
             let text = added["content"].as_str().unwrap_or_default();
             let ty = match (added["special"] == true, model["unk_token"] == text) {
+                // A byte that is listed as an added token still stands for the byte.
+                _ if bytes && model["byte_fallback"] == true && is_byte(text) => token_type::BYTE,
                 (true, true) => token_type::UNKNOWN,
                 (true, false) => token_type::CONTROL,
                 (false, _) => token_type::USER_DEFINED,
@@ -193,6 +225,18 @@ impl TokenizerJson<'_> {
             put(added["id"].as_u64(), text, ty);
         }
         (tokens, types)
+    }
+
+    /// Notes the added tokens that the embedding has no row for.
+    fn without_rows(&self, rows: usize) -> Option<String> {
+        let added = self.json["added_tokens"].as_array().into_iter().flatten();
+        let outside = |token: &&Json| token["id"].as_u64().is_some_and(|id| id >= rows as u64);
+        let names: Vec<&str> = added.filter(outside).filter_map(|token| token["content"].as_str()).collect();
+        let shown = names.iter().take(5).map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        let more = if names.len() > 5 { format!(" and {} more", names.len() - 5) } else { String::new() };
+        (!names.is_empty()).then(|| {
+            format!("added tokens without a row in the embedding of {rows} are left out: {shown}{more}; fix: resize the embedding, or take them out of tokenizer.json")
+        })
     }
 
     fn put_special(&self, all: &mut Vec<(&str, Value)>) -> Result<(), TokenizerError> {

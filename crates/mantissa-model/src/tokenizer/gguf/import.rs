@@ -6,7 +6,8 @@ use mantissa_store::Result;
 use mantissa_store::gguf::{Metadata, Value};
 use serde_json::{Value as Json, json};
 
-use super::{MERGED, PRE_TOKENIZERS, PreTokenizer, SPACE, token_type};
+use super::pre_tokenizers::{self, GPT2, PRE_TOKENIZERS};
+use super::{MERGED, SPACE, token_type};
 
 /// Longest token that is split in all ways, in characters. SentencePiece's own default limit is 16.
 const MAX_CUT: usize = 512;
@@ -133,24 +134,31 @@ fn list<'a, T>(
 
 fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
     const PRE: &str = "tokenizer.ggml.pre";
-    let name = metadata.text(PRE)?;
-    let known =
-        |pre: &&PreTokenizer| name.is_some_and(|name| pre.name == name || pre.aliases.contains(&name));
-    let pre = PRE_TOKENIZERS.iter().find(known).ok_or_else(|| {
+    // Files of before the key was there have none.
+    let name = metadata.text(PRE)?.unwrap_or("default");
+    let pre = pre_tokenizers::find(name).ok_or_else(|| {
         let names: Vec<_> = PRE_TOKENIZERS.iter().map(|pre| pre.name).collect();
-        let found = name.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
-        metadata.fault(PRE, found, format!("{}; token windows need no tokenizer", names.join(", ")))
+        metadata.fault(
+            PRE,
+            format!("\"{name}\""),
+            format!("{}; token windows need no tokenizer", names.join(", ")),
+        )
     })?;
     let merges = merges(metadata)?;
+    let (splits, uses_regex) = match pre.splits {
+        [before @ .., GPT2] => (before, true),
+        splits => (splits, false),
+    };
+    let split = |regex: &&str| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
     let byte_level = json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": pre.regex.is_none()
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": uses_regex
     });
-    let pre_tokenizer = match pre.regex {
-        None => byte_level,
-        Some(regex) => json!({ "type": "Sequence", "pretokenizers": [
-            { "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false },
-            byte_level
-        ] }),
+    let pre_tokenizer = match splits {
+        [] => byte_level,
+        _ => {
+            let steps: Vec<Json> = splits.iter().map(split).chain([byte_level]).collect();
+            json!({ "type": "Sequence", "pretokenizers": steps })
+        }
     };
     Ok(json!({
         "version": "1.0",

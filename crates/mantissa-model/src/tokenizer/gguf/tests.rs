@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Value};
+use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Metadata, Value};
 
+use super::pre_tokenizers::PRE_TOKENIZERS;
 use super::*;
 use crate::tokenizer::{Bos, Tokenizer};
 
@@ -145,6 +146,77 @@ fn tokenizers_of_the_shared_models_round_trip() {
     }
 }
 
+/// Every name is read, splits text as a `tokenizer.json` with its expressions, and is written again.
+#[test]
+fn every_pre_tokenizer_round_trips() {
+    let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
+    let text = "Hello  world, 1234567 don't\n\n  x=1; 你好世界 12.5 ÀÉ École's ½\r\n\tEND   ";
+    for pre in PRE_TOKENIZERS {
+        for name in std::iter::once(&pre.name).chain(pre.aliases) {
+            let named = |metadata: &mut Vec<(String, Value)>| {
+                metadata.retain(|(key, _)| key != "tokenizer.ggml.pre");
+                metadata.push(("tokenizer.ggml.pre".into(), Value::String((*name).into())));
+            };
+            let read = by_gguf(&dir, 1024, named).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let ids = read.encode(text, Bos::Never).unwrap();
+            assert_eq!(read.decode(&ids).unwrap(), text, "{name}");
+            let mut metadata = export(&dir, 1024, false).unwrap().metadata;
+            named(&mut metadata);
+            let metadata = Metadata::from_pairs(&dir, metadata);
+            let folder = tempfile::tempdir().unwrap();
+            for (file, json) in folder_files(&metadata).unwrap() {
+                std::fs::write(folder.path().join(file), json.to_string()).unwrap();
+            }
+            let written = export(folder.path(), 1024, false).unwrap();
+            assert!(written.notes.is_empty(), "{name}: {:?}", written.notes);
+            let key = written.metadata.iter().find(|(key, _)| key == "tokenizer.ggml.pre").unwrap();
+            let again = pre_tokenizers::find(key.1.as_str().unwrap()).unwrap();
+            assert_eq!(again.splits, pre.splits, "{name}");
+        }
+    }
+}
+
+/// What GGUF cannot say about a tokenizer is noted with the first text that shows it.
+#[test]
+fn differences_of_a_written_tokenizer_are_noted() {
+    let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
+    let tokenizer = std::fs::read(dir.join("tokenizer.json")).unwrap();
+    let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut json: serde_json::Value = serde_json::from_slice(&tokenizer).unwrap();
+        change(&mut json);
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        export(folder.path(), 1024, false).unwrap()
+    };
+    let added = |fields: serde_json::Value| {
+        let mut token = serde_json::json!({"id": 1000, "content": "Once", "special": false, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false});
+        token.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        move |json: &mut serde_json::Value| {
+            let vocabulary = json["model"]["vocab"].as_object_mut().unwrap();
+            vocabulary.retain(|_, id| *id != 1000);
+            vocabulary.insert("Once".into(), 1000.into());
+            json["added_tokens"].as_array_mut().unwrap().push(token.clone());
+        }
+    };
+    assert_eq!(changed(&|_| {}).notes, [""; 0]);
+    for flag in ["lstrip", "rstrip", "single_word"] {
+        let exported = changed(&added(serde_json::json!({ flag: true })));
+        assert!(
+            exported.notes.iter().any(|note| note.contains("encodes other tokens")),
+            "{flag}: {:?}",
+            exported.notes
+        );
+        assert!(exported.metadata.iter().any(|(key, _)| key == TOKENIZER_NOTE), "{flag}");
+    }
+    let beyond = changed(&added(serde_json::json!({ "id": 5000, "content": "<|beyond|>" })));
+    assert!(
+        beyond.notes[0].contains("without a row") && beyond.notes[0].contains("<|beyond|>"),
+        "{:?}",
+        beyond.notes
+    );
+}
+
 /// A SentencePiece tokenizer of six pieces, whose scores decide between two ways to split.
 fn sentence_piece(scores: [f32; 3]) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
@@ -191,8 +263,7 @@ fn unknown_values_are_refused_by_their_key() {
     };
     let text = |s: &str| Some(Value::String(s.into()));
     assert!(replaced("tokenizer.ggml.model", text("bert")).contains("got \"bert\""));
-    assert!(replaced("tokenizer.ggml.pre", text("viking")).contains("llama-bpe"));
-    assert!(replaced("tokenizer.ggml.pre", None).contains("got nothing"));
+    assert!(replaced("tokenizer.ggml.pre", text("cobol")).contains("llama-bpe"));
     assert!(replaced("tokenizer.ggml.merges", None).contains("tokenizer.ggml.merges"));
     assert!(replaced("tokenizer.ggml.bos_token_id", Some(Value::U32(1 << 30))).contains("below 1024"));
     let twice = Value::strings(["a".to_owned(), "a".to_owned()]);

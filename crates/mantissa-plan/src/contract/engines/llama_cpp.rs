@@ -100,6 +100,15 @@ const RULES: &[Rule] = &[
         fix: "rewrite the file with a converter that knows the tokenizer",
     },
     Rule {
+        id: "gguf-other-tokenizer",
+        conventions: &["gguf"],
+        severity: Wrong,
+        requires: "a tokenizer that encodes the tokens of the tokenizer.json that the file was made from",
+        check: Check::Seen(Observed::OtherTokenizer),
+        source: GGUF_VOCAB,
+        fix: "run the model from its folder, or take the setting that the note names out of tokenizer.json",
+    },
+    Rule {
         id: "gguf-bos-rule",
         conventions: &["gguf"],
         severity: Warning,
@@ -164,6 +173,7 @@ mod cases {
             .with("seen=row-order"),
         Case::refuses("gguf", "q4_0", "", "gguf-tokenizer", VOCAB).with("seen=tokenizer"),
         Case::refuses("gguf", "q4_0", "", "gguf-pre-tokenizer", VOCAB).with("seen=pre-tokenizer"),
+        Case::refuses("gguf", "q4_0", "", "gguf-other-tokenizer", VOCAB).with("seen=other-tokenizer"),
         Case::refuses(
             "gguf",
             "q4_0",

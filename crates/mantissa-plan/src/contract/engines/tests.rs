@@ -106,6 +106,7 @@ fn change(option: &str, subject: &mut Subject, target: &mut Target) {
                 "norm" => Observed::Norm,
                 "tokenizer" => Observed::Tokenizer,
                 "pre-tokenizer" => Observed::PreTokenizer,
+                "other-tokenizer" => Observed::OtherTokenizer,
                 "vocabulary" => Observed::Vocabulary,
                 "row-order" => Observed::RowOrder,
                 _ => panic!("{name}"),
