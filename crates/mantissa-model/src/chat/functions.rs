@@ -47,7 +47,7 @@ pub(super) const PERCENT: &str = "percent_format";
 fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::String | ValueKind::Undefined => escape_formatter(out, state, value),
-        _ => Ok(out.write_str(&python::text(value))?),
+        _ => Ok(python::write_repr(out, value)?),
     }
 }
 

@@ -295,6 +295,7 @@ pub(super) fn percent(format: &str, arguments: &Value) -> Result<String, Error> 
             .find(|c: char| !matches!(c, '0'..='9' | '#' | '-' | ' ' | '+' | '.'))
             .ok_or_else(|| invalid("incomplete format"))?;
         let mut kind = rest[at + long..].chars().next().unwrap_or('%');
+        check_width(&rest[at..at + long])?;
         let mut end = at + long + kind.len_utf8();
         let mut named = None;
         if kind == '(' {
@@ -305,6 +306,7 @@ pub(super) fn percent(format: &str, arguments: &Value) -> Result<String, Error> 
             let spec = rest[end..]
                 .find(|c: char| c.is_ascii_alphabetic())
                 .ok_or_else(|| invalid("incomplete format"))?;
+            check_width(&rest[end..end + spec])?;
             kind = rest[end + spec..].chars().next().unwrap_or('s');
             end += spec + kind.len_utf8();
         }
@@ -336,6 +338,16 @@ pub(super) fn percent(format: &str, arguments: &Value) -> Result<String, Error> 
     Ok(out)
 }
 
+/// Checks that no number in a format, width or precision, makes a text long.
+fn check_width(format: &str) -> Result<(), Error> {
+    let numbers = format.split(|c: char| !c.is_ascii_digit());
+    let long = |number: &str| !number.is_empty() && number.parse::<usize>().map_or(true, |n| n > MAX_WIDTH);
+    match numbers.into_iter().find(|number| long(number)) {
+        Some(number) => Err(invalid(format!("width: expected at most {MAX_WIDTH}, got {number}"))),
+        None => Ok(()),
+    }
+}
+
 /// Returns the text of `value` as Python's `str` gives it.
 pub(super) fn text(value: &Value) -> String {
     match value.as_str() {
@@ -348,69 +360,71 @@ pub(super) fn text(value: &Value) -> String {
 /// Returns the text of `value` as Python's `repr` gives it, for the values of JSON and tuples.
 pub(super) fn repr(value: &Value) -> String {
     let mut out = String::new();
-    write_repr(&mut out, value);
+    // A string takes everything.
+    _ = write_repr(&mut out, value);
     out
 }
 
-fn write_repr(out: &mut String, value: &Value) {
-    let list = |out: &mut String, marks: [&str; 2]| {
-        out.push_str(marks[0]);
+/// Writes the text of `value` as Python's `repr` gives it.
+///
+/// # Errors
+/// Those of `out`.
+pub(super) fn write_repr(out: &mut dyn Write, value: &Value) -> std::fmt::Result {
+    let list = |out: &mut dyn Write, marks: [&str; 2]| {
+        out.write_str(marks[0])?;
         for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
             if i > 0 {
-                out.push_str(", ");
+                out.write_str(", ")?;
             }
-            write_repr(out, &item);
+            write_repr(out, &item)?;
         }
-        out.push_str(marks[1]);
+        out.write_str(marks[1])
     };
     match value.kind() {
-        ValueKind::None => out.push_str("None"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::None => out.write_str("None"),
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
         ValueKind::Number if !value.is_integer() => {
-            out.push_str(&float(f64::try_from(value.clone()).unwrap_or(f64::NAN)));
+            out.write_str(&float(f64::try_from(value.clone()).unwrap_or(f64::NAN)))
         }
         ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()),
         ValueKind::Seq if value.is_tuple() => {
-            list(out, ["(", if value.len() == Some(1) { ",)" } else { ")" }]);
+            list(out, ["(", if value.len() == Some(1) { ",)" } else { ")" }])
         }
         ValueKind::Seq | ValueKind::Iterable => list(out, ["[", "]"]),
         ValueKind::Map => {
-            out.push('{');
+            out.write_char('{')?;
             for (i, key) in value.try_iter().into_iter().flatten().enumerate() {
                 if i > 0 {
-                    out.push_str(", ");
+                    out.write_str(", ")?;
                 }
-                write_repr(out, &key);
-                out.push_str(": ");
-                write_repr(out, &value.get_item(&key).unwrap_or_default());
+                write_repr(out, &key)?;
+                out.write_str(": ")?;
+                write_repr(out, &value.get_item(&key).unwrap_or_default())?;
             }
-            out.push('}');
+            out.write_char('}')
         }
-        _ => _ = write!(out, "{value}"),
+        _ => write!(out, "{value}"),
     }
 }
 
 /// Writes a string as Python's `repr` does: in single quotes unless it has some and no double ones.
-fn write_quoted(out: &mut String, text: &str) {
+fn write_quoted(out: &mut dyn Write, text: &str) -> std::fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    out.push(quote);
+    out.write_char(quote)?;
     for c in text.chars() {
         match c {
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if c == quote => {
-                out.push('\\');
-                out.push(c);
-            }
+            '\\' => out.write_str("\\\\")?,
+            '\n' => out.write_str("\\n")?,
+            '\r' => out.write_str("\\r")?,
+            '\t' => out.write_str("\\t")?,
+            c if c == quote => write!(out, "\\{c}")?,
             c if c < ' ' || ('\u{7f}'..='\u{a0}').contains(&c) || c == '\u{ad}' => {
-                _ = write!(out, "\\x{:02x}", c as u32)
+                write!(out, "\\x{:02x}", c as u32)?
             }
-            c => out.push(c),
+            c => out.write_char(c)?,
         }
     }
-    out.push(quote);
+    out.write_char(quote)
 }
 
 /// Returns the shortest text of `x` that reads as `x`, as Python writes it: with an exponent below 1e-4 and from 1e16 on.

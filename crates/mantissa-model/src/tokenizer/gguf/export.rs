@@ -136,6 +136,9 @@ impl TokenizerJson<'_> {
         };
         let ignores = self.json["model"]["ignore_merges"] == true;
         // The best that has the expressions; a note tells what it encodes otherwise.
+        // Some files have the characters themselves where others have their escapes.
+        let splits: Vec<_> =
+            splits.iter().map(|regex| regex.replace('\r', "\\r").replace('\n', "\\n")).collect();
         let fits = PRE_TOKENIZERS.iter().filter(|pre| pre.splits == splits);
         let best = fits.min_by_key(|pre| (pre.nfc != composed, pre.ignore_merges != ignores));
         best.map(|pre| Kind::ByteLevel { pre: pre.name }).ok_or("its pre-tokenization has no name in GGUF")
@@ -227,6 +230,14 @@ impl TokenizerJson<'_> {
         (tokens, types)
     }
 
+    /// Returns the token that the post-processor puts before a text, for folders whose other files name none.
+    fn begins_with(&self) -> Option<u32> {
+        let [with, without] =
+            [Bos::Auto, Bos::Never].map(|bos| self.tokenizer.encode("a", bos).unwrap_or_default());
+        let at = with.windows(without.len().max(1)).position(|part| part == without)?;
+        with[..at].first().copied()
+    }
+
     /// Notes the added tokens that the embedding has no row for.
     fn without_rows(&self, rows: usize) -> Option<String> {
         let added = self.json["added_tokens"].as_array().into_iter().flatten();
@@ -244,7 +255,9 @@ impl TokenizerJson<'_> {
         let named = |field: &str| self.own.as_ref().and_then(|own| special_text(own, field));
         let id_of = |text: Option<String>| text.and_then(|text| inner.token_to_id(&text));
         let unknown = self.json["model"]["unk_token"].as_str().map(str::to_owned);
-        let bos = self.tokenizer.bos();
+        // Encoding an empty text shows what the tokenizer adds around one.
+        let around = self.tokenizer.encode("", Bos::Auto)?;
+        let bos = self.tokenizer.bos().or_else(|| self.begins_with());
         let eos = id_of(named("eos_token"));
         for (key, id) in [
             ("bos_token_id", bos),
@@ -254,8 +267,6 @@ impl TokenizerJson<'_> {
         ] {
             all.extend(id.map(|id| (key, Value::U32(id))));
         }
-        // Encoding an empty text shows what the tokenizer adds around one.
-        let around = self.tokenizer.encode("", Bos::Auto)?;
         all.push(("add_bos_token", Value::Bool(bos.is_some() && around.first() == bos.as_ref())));
         all.push((
             "add_eos_token",
