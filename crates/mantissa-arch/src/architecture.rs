@@ -12,8 +12,6 @@ use crate::rules::{
     RopeRules, ScaleRules, Softcaps, Windows,
 };
 
-use crate::mixer::MixerKind;
-
 /// A decoder architecture. Two are equal when their names are.
 #[derive(Clone, Copy)]
 pub struct Architecture {
@@ -104,8 +102,8 @@ pub struct Architecture {
     pub gated_attention: bool,
     /// True if attention, mixer and MLP have constant factors.
     pub multipliers: bool,
-    /// Recurrent mixer of layers.
-    pub recurrent: Option<MixerKind>,
+    /// Recurrent mixer of layers, by the name that it has in the list of `mantissa-model` (`mixer/mod.rs`).
+    pub recurrent: Option<&'static str>,
     /// Mixture of experts.
     pub experts: Option<ExpertRules>,
 }

@@ -225,6 +225,10 @@ pub enum SideKind {
     IndexBlockGate,
     /// Joined heads of each group to a part of the input of the output projection; rows of all groups.
     OutputGroups,
+    /// Projection of the layer's normed input that only one kind of mixer has, by the mixer's name for it.
+    Own(&'static str),
+    /// Projection of a value inside a mixer that only one kind of mixer has, by the mixer's name for it.
+    Inner(&'static str),
 }
 
 /// Small projection of a layer, which is never quantized.
@@ -360,6 +364,8 @@ pub enum VectorKind {
     Xielu(XieluPart),
     /// Part of what joins and mixes parallel streams.
     Hyper(HyperSite, HyperPart),
+    /// Vector that only one kind of mixer has, by the mixer's name for it.
+    Own(&'static str),
 }
 
 impl VectorKind {
@@ -396,7 +402,8 @@ impl SideKind {
             | SideKind::BlockValues
             | SideKind::BlockGate
             | SideKind::IndexBlockValues
-            | SideKind::IndexBlockGate => Some(NormKind::Input),
+            | SideKind::IndexBlockGate
+            | SideKind::Own(_) => Some(NormKind::Input),
             SideKind::IndexQueries => Some(NormKind::QLatent),
             _ => None,
         }

@@ -7,7 +7,6 @@
 
 // Layer: kinds of parameters and parts.
 pub mod kinds;
-pub mod mixer;
 mod stack;
 
 // Layer: features, rules and names.
@@ -29,5 +28,4 @@ mod lookup;
 
 pub use architecture::Architecture;
 pub use family::Family;
-pub use mixer::MixerKind;
 pub use stack::StackForm;

@@ -7,10 +7,8 @@ mod by_layer;
 #[cfg(test)]
 mod examples;
 mod experts;
-mod fields;
 mod indexer;
 mod layers;
-pub(crate) mod mixers;
 mod multipliers;
 mod rope;
 mod scales;
@@ -22,30 +20,33 @@ use mantissa_store::json::with_spelled_floats;
 use mantissa_store::regular;
 use serde_json::Value;
 
-pub use attention::{Latent, QueryGrowth};
 pub use by_layer::{GlobalHeads, HyperStreams, LayerFeatures, LayerHeads, LayerInputs, Streams};
 #[cfg(test)]
 pub(crate) use examples::example;
-pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
-pub use fields::ConfigError;
+pub use experts::{Experts, Groups, Routing, SharedExperts};
 pub use indexer::Indexer;
 pub use mantissa_arch::features::{
     Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
-pub use mixers::{
+pub use multipliers::Multipliers;
+
+pub use crate::fields::ConfigError;
+pub use crate::mixer::{
     ChannelDelta, CompressedAttention, CompressedIndex, Compression, GatedDelta, Mixing, Recurrent,
     ResultNorm, SelectiveScan, ShortConvolution, StateSpace,
 };
-pub use multipliers::Multipliers;
+pub use crate::sizes::{Latent, LimitedSwiglu, QueryGrowth};
 
+use crate::fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
+use crate::mixer::Rules;
+use crate::mixer::entries;
+use crate::mixer::halves::{Halves, all_attend};
+use crate::mixer::rules::Around;
 use crate::rope::Rope;
 use attention::Heads;
-use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
 use mantissa_arch::Architecture;
 use mantissa_arch::rules::{Eps, FeedForward};
 use mantissa_arch::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
-use mixers::compressed;
-use mixers::rules::{Around, Halves, all_attend};
 use scales::{Scales, softcap};
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
@@ -170,8 +171,8 @@ impl ModelConfig {
         let Described { fields, architecture, wrapper } = describe(root)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
-        let rules = architecture.recurrent.map(mixers::rules_of);
-        let num_hidden_layers = match rules.and_then(|rules| rules.layers) {
+        let rules = mixer_rules(fields, architecture)?;
+        let num_hidden_layers = match rules.as_ref().and_then(|rules| rules.layers) {
             Some(layers) => layers(fields)?,
             None => fields.size("num_hidden_layers", 1..=MAX_LAYERS)?,
         };
@@ -192,7 +193,7 @@ impl ModelConfig {
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;
         let rotated = match architecture.rope.compressed_theta {
-            Some(_) => compressed::rotated(fields, heads.dim)?,
+            Some(_) => entries::rotated(fields, heads.dim)?,
             None => rotated,
         };
         let widths = [rotated, by_layer.global_heads.map_or(rotated, |global| global.head_dim)];
@@ -201,7 +202,7 @@ impl ModelConfig {
         let eps = parse_eps(fields, architecture.eps)?;
         let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
         let around = Around { hidden: heads.hidden_size, heads: heads.query, head_dim: heads.dim, eps };
-        let recurrent = rules.map(|rules| (rules.mixer)(fields, &around)).transpose()?;
+        let recurrent = rules.as_ref().map(|rules| (rules.mixer)(fields, &around)).transpose()?;
         let Halves { mixing, has_mlp } = match rules {
             Some(rules) => (rules.halves)(fields, num_hidden_layers)?,
             None => all_attend(num_hidden_layers),
@@ -339,6 +340,13 @@ impl ModelConfig {
     pub fn has_sub_norms(&self) -> bool {
         self.architecture.sub_norms
     }
+}
+
+/// Finds the rules of an architecture's mixer.
+fn mixer_rules(fields: Fields<'_>, architecture: &Architecture) -> Result<Option<Rules>, ConfigError> {
+    let Some(name) = architecture.recurrent else { return Ok(None) };
+    let rules = Rules::find(name);
+    Ok(Some(rules.ok_or_else(|| fields.error("model_type", "an architecture with a known mixer"))?))
 }
 
 /// Reads a small JSON file of a model folder; `None` if there is no such file.

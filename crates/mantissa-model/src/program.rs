@@ -13,7 +13,8 @@ mod view;
 pub(crate) use memory::{Memory, Scope, memory};
 pub use view::{Buffer, View};
 
-use crate::config::{Activation, LimitedSwiglu, QueryGrowth};
+use crate::sizes::{LimitedSwiglu, QueryGrowth};
+use mantissa_arch::features::Activation;
 use mantissa_arch::kinds::{HyperSite, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
 /// Output of a linear layer.
