@@ -266,43 +266,6 @@ pub enum HyperPart {
     Scale,
 }
 
-/// Parameter of the xIELU activation, one number. The factors are stored before softplus.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum XieluPart {
-    /// Factor of the square above 0.
-    Positive,
-    /// Factor below 0, without β.
-    Negative,
-    /// Slope at 0, β, which is also added to the factor below 0.
-    Slope,
-    /// Greatest argument of the exponential, just below 0.
-    Eps,
-}
-
-impl XieluPart {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Positive, Self::Negative, Self::Slope, Self::Eps];
-
-    /// Value before training: factors of 0.8 and 0.8 - β after softplus, β 0.5 and ε -1e-6, as the paper has them.
-    pub fn initial(self) -> f32 {
-        let before_softplus = |factor: f64| factor.exp_m1().ln() as f32;
-        match self {
-            XieluPart::Positive => before_softplus(0.8),
-            XieluPart::Negative => before_softplus(0.8 - 0.5),
-            XieluPart::Slope => 0.5,
-            XieluPart::Eps => -1e-6,
-        }
-    }
-
-    /// Shape in a checkpoint: learned parameters are vectors of one number, the others scalars.
-    pub fn shape(self) -> Vec<usize> {
-        match self {
-            XieluPart::Positive | XieluPart::Negative => vec![1],
-            XieluPart::Slope | XieluPart::Eps => Vec::new(),
-        }
-    }
-}
-
 /// Vector of a layer that is not part of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VectorKind {
@@ -360,8 +323,8 @@ pub enum VectorKind {
     IndexBlockNorm,
     /// Experts of each token, `[vocabulary, experts per token]`, integers.
     TokenExperts,
-    /// Parameter of the xIELU activation.
-    Xielu(XieluPart),
+    /// Parameter of the activation, by its name in `Activation::parameters` of `mantissa-kernels`.
+    Activation(&'static str),
     /// Part of what joins and mixes parallel streams.
     Hyper(HyperSite, HyperPart),
     /// Vector that only one kind of mixer has, by the mixer's name for it.

@@ -10,6 +10,7 @@ pub mod kinds;
 mod stack;
 
 // Layer: features, rules and names.
+pub mod attention;
 pub mod features;
 pub mod names;
 pub mod rules;

@@ -26,8 +26,9 @@ pub(crate) use examples::example;
 pub use experts::{Experts, Groups, Routing, SharedExperts};
 pub use indexer::Indexer;
 pub use mantissa_arch::features::{
-    Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
+    Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
+pub use mantissa_kernels::{Activation, ActivationParameter};
 pub use multipliers::Multipliers;
 
 pub use crate::fields::ConfigError;
@@ -45,6 +46,7 @@ use crate::mixer::rules::Around;
 use crate::rope::Rope;
 use attention::Heads;
 use mantissa_arch::Architecture;
+use mantissa_arch::attention::AttentionRules;
 use mantissa_arch::rules::{Eps, FeedForward};
 use mantissa_arch::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
 use scales::{Scales, softcap};
@@ -118,8 +120,6 @@ pub struct ModelConfig {
     pub mlp: MlpForm,
     /// Factor of the attention scores.
     pub attention_scale: f32,
-    /// True if each head of the values is normed, without weights.
-    pub value_norm: bool,
     /// Features that distinguish the layers.
     pub by_layer: LayerFeatures,
     /// Factor of the queries that grows with the position.
@@ -130,15 +130,12 @@ pub struct ModelConfig {
     pub logit_softcap: Option<f32>,
     /// Clipping threshold of q, k and v.
     pub clip_qkv: Option<f32>,
-    /// True if each head has an attention sink: a score without a value (Xiao et al. 2023, "Attention Sinks").
-    pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
     /// Indexer that chooses the tokens that a query attends to.
     pub indexer: Option<Indexer>,
-    /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
-    /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
-    pub gated_attention: bool,
+    /// Features of attention that few architectures have.
+    pub attention: AttentionRules,
     /// Factors of attention, mixer and MLP.
     pub multipliers: Option<Multipliers>,
     /// Recurrent mixer of layers.
@@ -228,13 +225,12 @@ impl ModelConfig {
             biases: parse_biases(fields, architecture)?,
             attention_scale: scales.scores(fields, architecture, &heads, latent, &rope.global.scaling)?
                 * multipliers.map_or(1.0, |multipliers| multipliers.scores),
-            value_norm: architecture.value_norm,
             by_layer,
             query_growth: QueryGrowth::parse(fields, architecture)?,
             attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
             logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
             // Absent or null where values are not clipped.
-            clip_qkv: softcap(fields, "clip_qkv", architecture.clips_qkv.then_some(None))?,
+            clip_qkv: softcap(fields, "clip_qkv", architecture.attention.clips_qkv.then_some(None))?,
             rotary_dim: if architecture.learned_positions { 0 } else { rope.rotated },
             rotated_layers: attention::rotated_layers(fields, architecture, &windows, experts.as_ref())?,
             windows,
@@ -247,10 +243,9 @@ impl ModelConfig {
             logit_scale: scales.logits,
             qkv: architecture.qkv,
             mlp: architecture.mlp,
-            sinks: architecture.sinks,
             latent,
             indexer: Indexer::parse(fields, architecture, latent, num_hidden_layers)?,
-            gated_attention: architecture.gated_attention,
+            attention: architecture.attention,
             multipliers,
             recurrent,
             mixing,
@@ -491,14 +486,16 @@ fn parse_eps(fields: Fields<'_>, rule: Eps) -> Result<f32, ConfigError> {
 }
 
 fn parse_activation(fields: Fields<'_>, architecture: &Architecture) -> Result<Activation, ConfigError> {
-    match fields.text("hidden_act")? {
-        None => Ok(architecture.activation),
-        Some("gelu") if architecture.gelu_is_tanh => Ok(Activation::GeluTanh),
+    let own = Activation::parse(architecture.activation);
+    let stated = match fields.text("hidden_act")? {
+        None => own,
+        Some("gelu") if architecture.gelu_is_tanh => Some(Activation::GeluTanh),
         // Its parameters have names in some architectures alone.
-        Some(name) => Activation::parse(name)
-            .filter(|found| *found != Activation::Xielu || architecture.activation == Activation::Xielu)
-            .ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new")),
-    }
+        Some(name) => {
+            Activation::parse(name).filter(|found| found.parameters().is_empty() || own == Some(*found))
+        }
+    };
+    stated.ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new"))
 }
 
 fn parse_biases(fields: Fields<'_>, architecture: &Architecture) -> Result<Biases, ConfigError> {

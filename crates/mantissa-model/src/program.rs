@@ -14,8 +14,8 @@ pub(crate) use memory::{Memory, Scope, memory};
 pub use view::{Buffer, View};
 
 use crate::sizes::{LimitedSwiglu, QueryGrowth};
-use mantissa_arch::features::Activation;
 use mantissa_arch::kinds::{HyperSite, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
+use mantissa_kernels::Activation;
 
 /// Output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]

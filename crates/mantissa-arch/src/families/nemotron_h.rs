@@ -5,7 +5,7 @@ use super::granite::GGUF_STATE_SPACE;
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm};
+use crate::features::MlpForm;
 use crate::gguf;
 use crate::kinds::{LinearKind, NormKind, VectorKind};
 use crate::names::{ExpertNames, MixerNames, Names};
@@ -35,7 +35,7 @@ pub(super) static FAMILY: Family = Family {
             ],
             names: NEMOTRON_H_NAMES,
             eps: Eps::Default(1e-5),
-            activation: Activation::Relu2,
+            activation: "relu2",
             head_dim: HeadDim::Default(128),
             mlp: MlpForm::Plain,
             biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::NONE },

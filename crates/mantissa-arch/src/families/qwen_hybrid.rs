@@ -3,6 +3,7 @@
 use super::llama::{LLAMA, ROPE};
 use super::qwen::{QWEN_EXPERTS, QWEN3_VL_WRAPPER};
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
 use crate::features::{HeadNorms, NormForm};
 use crate::gguf;
@@ -129,7 +130,7 @@ pub(super) const QWEN3_5: Architecture = Architecture {
     head_dim: HeadDim::IfAbsent(256),
     biases: BiasRules::ATTENTION,
     rope: RopeRules { partial: Some(0.25), ..ROPE },
-    gated_attention: true,
+    attention: AttentionRules { gated: true, ..AttentionRules::PLAIN },
     recurrent: Some("gated delta"),
     ..LLAMA
 };

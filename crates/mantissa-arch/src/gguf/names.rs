@@ -45,7 +45,7 @@ const LAYERS: [&str; 6] =
     ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers.", "layers."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 37] = [
+const VECTORS: [(&str, &str); 33] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
@@ -79,10 +79,6 @@ const VECTORS: [(&str, &str); 37] = [
     ("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mixer.D", "ssm_d"),
     ("mixer.dt_bias", "ssm_dt.bias"),
-    ("mlp.act_fn.alpha_p", "xielu.alpha_p"),
-    ("mlp.act_fn.alpha_n", "xielu.alpha_n"),
-    ("mlp.act_fn.beta", "xielu.beta"),
-    ("mlp.act_fn.eps", "xielu.eps"),
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.

@@ -2,6 +2,7 @@
 
 use mantissa_num::CodecId;
 
+use crate::activation::Activation;
 use crate::generic;
 use crate::isa::Isa;
 use crate::simd::Portable;
@@ -196,39 +197,31 @@ declare_kernels! {
         /// weight gradient of the layer that reads it. Panics if the lengths differ.
         fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
 
-        /// `out = max(gate, 0)^2 * up`. Panics if the lengths differ.
-        fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+        /// `out = act(gate) * up`, with the numbers that the activation's parameters have. Panics if the lengths differ.
+        fn act_mul(activation: Activation, numbers: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]);
 
-        /// Backward of [`Self::relu2_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
+        /// Backward of [`Self::act_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
+        fn act_mul_backward(
+            activation: Activation,
+            numbers: [f32; 4],
+            gate: &mut [f32],
+            up: &mut [f32],
+            out: &mut [f32],
+        );
 
-        /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3)))
-        /// * up`. Panics if the lengths differ.
-        fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// Backward of [`Self::gelu_tanh_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
-
-        /// GEGLU with the error function: `out = 0.5 gate (1 + erf(gate / sqrt(2))) * up`. Panics if the lengths differ.
-        fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// Backward of [`Self::gelu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
+        /// Adds to `sums` the gradients of the learned numbers of [`Self::act_mul`] with `up` of 1, where `grads` are those of its
+        /// output. Panics if the lengths differ.
+        fn act_sums(
+            activation: Activation,
+            numbers: [f32; 4],
+            gate: &[f32],
+            grads: &[f32],
+            sums: &mut [f64; 4],
+        );
 
         /// `out = (clamp(up, -limit, limit) + offset) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and the numbers
         /// `[alpha, limit, offset]`: the activation of gpt-oss. Panics if the lengths differ.
         fn limited_swiglu_mul(numbers: [f32; 3], gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// `out = (positive g² + slope g) up` where `g = gate` is above 0, and `(negative (exp(min(g, eps)) - 1 - g) + slope g) up`
-        /// elsewhere, with the numbers `[positive, negative, slope, eps]`: xIELU. Panics if the lengths differ.
-        fn xielu_mul(numbers: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// Backward of [`Self::xielu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn xielu_mul_backward(numbers: [f32; 4], gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
-
-        /// Adds to `sums` what the factors of [`Self::xielu_mul`] above and below 0 are multiplied by, times `grads`. Panics if
-        /// the lengths differ.
-        fn xielu_sums(eps: f32, gate: &[f32], grads: &[f32], sums: &mut [f64; 2]);
 
         /// `x = cap * tanh(scale * x / cap)`, in place.
         fn softcap(x: &mut [f32], scale: f32, cap: f32);
