@@ -5,14 +5,13 @@
 
 use std::fmt;
 
-use crate::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
+use crate::attention::AttentionRules;
+use crate::features::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use crate::names::Names;
 use crate::rules::{
     BiasRules, ByLayer, Eps, ExpertRules, FeedForward, Flag, GrowthRule, HeadDim, LatentRules, QueryScale,
     RopeRules, ScaleRules, Softcaps, Windows,
 };
-
-use crate::mixer::MixerKind;
 
 /// A decoder architecture. Two are equal when their names are.
 #[derive(Clone, Copy)]
@@ -50,14 +49,12 @@ pub struct Architecture {
     pub head_norms: HeadNorms,
     /// True if the model has these QK norms.
     pub norms_heads: Flag,
-    /// True if each head of the values is normed, without weights.
-    pub value_norm: bool,
     /// Features that distinguish the layers.
     pub by_layer: ByLayer,
     /// True if the inputs of the output and down projections are normed.
     pub sub_norms: bool,
-    /// Activation if `hidden_act` is absent.
-    pub activation: Activation,
+    /// Activation if `hidden_act` is absent, by its name there.
+    pub activation: &'static str,
     /// True if configs say `gelu` and mean the tanh approximation.
     pub gelu_is_tanh: bool,
     /// Width of a head.
@@ -94,18 +91,14 @@ pub struct Architecture {
     pub query_growth: GrowthRule,
     /// Caps of scores and logits.
     pub softcaps: Option<Softcaps>,
-    /// True if `clip_qkv` limits q, k and v.
-    pub clips_qkv: bool,
-    /// True if heads have attention sinks.
-    pub sinks: bool,
     /// Multi-head latent attention.
     pub latent: Option<LatentRules>,
-    /// True if the joined heads are gated, by the second half of each head's query projection.
-    pub gated_attention: bool,
+    /// Features of attention that few architectures have.
+    pub attention: AttentionRules,
     /// True if attention, mixer and MLP have constant factors.
     pub multipliers: bool,
-    /// Recurrent mixer of layers.
-    pub recurrent: Option<MixerKind>,
+    /// Recurrent mixer of layers, by the name that it has in the list of `mantissa-model` (`mixer/mod.rs`).
+    pub recurrent: Option<&'static str>,
     /// Mixture of experts.
     pub experts: Option<ExpertRules>,
 }

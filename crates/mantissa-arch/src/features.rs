@@ -1,50 +1,5 @@
 //! Parts in which decoder architectures differ: norms, activations, projections, biases, scores of a router.
 
-use std::fmt;
-
-/// Activation function of the MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// GELU with the tanh approximation.
-    GeluTanh,
-    /// GELU with the error function.
-    Gelu,
-    /// xIELU, with parameters for each layer: `α x² + β x` above 0, `α (exp(x) - 1 - x) + β x` below (Huang 2024, arXiv
-    /// 2411.13010).
-    Xielu,
-}
-
-impl Activation {
-    /// Finds the function that this name stands for in config.json.
-    pub fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "silu" | "swish" => Activation::Silu,
-            "relu2" => Activation::Relu2,
-            "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
-            "gelu" => Activation::Gelu,
-            "xielu" => Activation::Xielu,
-            _ => return None,
-        })
-    }
-}
-
-impl fmt::Display for Activation {
-    /// Prints the name used in config.json.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Activation::Silu => "silu",
-            Activation::Relu2 => "relu2",
-            Activation::GeluTanh => "gelu_pytorch_tanh",
-            Activation::Gelu => "gelu",
-            Activation::Xielu => "xielu",
-        })
-    }
-}
-
 /// Kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormForm {

@@ -5,12 +5,14 @@ mod base;
 mod joined;
 mod names;
 mod order;
+mod recurrence;
 
 pub use architecture::{
-    Architecture, Bias, Experts, Fixed, FixedStreams, Indexers, LocalTheta, Presence, Recurrence, Rows,
-    Split, Stored, Unrotated, Windows, Yarn,
+    Architecture, Bias, Experts, Fixed, FixedStreams, Indexers, LocalTheta, Presence, Rows, Split, Stored,
+    Unrotated, Windows, Yarn,
 };
 pub use base::{ATTENTION_BIAS, MLP_BIAS, PLAIN, QKV};
 pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, layer, place, stored_name, text_name};
 pub use order::{DeltaHeads, Moved, RowOrder, to_gguf_order, to_hf_order};
+pub use recurrence::{LayerTypes, MixerLayers, Recurrence, Stated};

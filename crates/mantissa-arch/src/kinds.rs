@@ -225,6 +225,10 @@ pub enum SideKind {
     IndexBlockGate,
     /// Joined heads of each group to a part of the input of the output projection; rows of all groups.
     OutputGroups,
+    /// Projection of the layer's normed input that only one kind of mixer has, by the mixer's name for it.
+    Own(&'static str),
+    /// Projection of a value inside a mixer that only one kind of mixer has, by the mixer's name for it.
+    Inner(&'static str),
 }
 
 /// Small projection of a layer, which is never quantized.
@@ -260,43 +264,6 @@ pub enum HyperPart {
     Base,
     /// Factors of the weights that join, spread and mix.
     Scale,
-}
-
-/// Parameter of the xIELU activation, one number. The factors are stored before softplus.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum XieluPart {
-    /// Factor of the square above 0.
-    Positive,
-    /// Factor below 0, without β.
-    Negative,
-    /// Slope at 0, β, which is also added to the factor below 0.
-    Slope,
-    /// Greatest argument of the exponential, just below 0.
-    Eps,
-}
-
-impl XieluPart {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Positive, Self::Negative, Self::Slope, Self::Eps];
-
-    /// Value before training: factors of 0.8 and 0.8 - β after softplus, β 0.5 and ε -1e-6, as the paper has them.
-    pub fn initial(self) -> f32 {
-        let before_softplus = |factor: f64| factor.exp_m1().ln() as f32;
-        match self {
-            XieluPart::Positive => before_softplus(0.8),
-            XieluPart::Negative => before_softplus(0.8 - 0.5),
-            XieluPart::Slope => 0.5,
-            XieluPart::Eps => -1e-6,
-        }
-    }
-
-    /// Shape in a checkpoint: learned parameters are vectors of one number, the others scalars.
-    pub fn shape(self) -> Vec<usize> {
-        match self {
-            XieluPart::Positive | XieluPart::Negative => vec![1],
-            XieluPart::Slope | XieluPart::Eps => Vec::new(),
-        }
-    }
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -356,10 +323,12 @@ pub enum VectorKind {
     IndexBlockNorm,
     /// Experts of each token, `[vocabulary, experts per token]`, integers.
     TokenExperts,
-    /// Parameter of the xIELU activation.
-    Xielu(XieluPart),
+    /// Parameter of the activation, by its name in `Activation::parameters` of `mantissa-kernels`.
+    Activation(&'static str),
     /// Part of what joins and mixes parallel streams.
     Hyper(HyperSite, HyperPart),
+    /// Vector that only one kind of mixer has, by the mixer's name for it.
+    Own(&'static str),
 }
 
 impl VectorKind {
@@ -396,7 +365,8 @@ impl SideKind {
             | SideKind::BlockValues
             | SideKind::BlockGate
             | SideKind::IndexBlockValues
-            | SideKind::IndexBlockGate => Some(NormKind::Input),
+            | SideKind::IndexBlockGate
+            | SideKind::Own(_) => Some(NormKind::Input),
             SideKind::IndexQueries => Some(NormKind::QLatent),
             _ => None,
         }

@@ -7,10 +7,10 @@
 
 // Layer: kinds of parameters and parts.
 pub mod kinds;
-pub mod mixer;
 mod stack;
 
 // Layer: features, rules and names.
+pub mod attention;
 pub mod features;
 pub mod names;
 pub mod rules;
@@ -29,5 +29,4 @@ mod lookup;
 
 pub use architecture::Architecture;
 pub use family::Family;
-pub use mixer::MixerKind;
 pub use stack::StackForm;

@@ -7,7 +7,7 @@
 //! system reports it (Unix), so that other load on the machine matters less.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use mantissa_kernels::{AdamWStep, CausalAttention, Isa, Kernels, MatMut, MatRef};
+use mantissa_kernels::{Activation, AdamWStep, CausalAttention, Isa, Kernels, MatMut, MatRef};
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -119,8 +119,10 @@ impl Bench {
         };
         other.fill(0.5);
         run("adamw", 28, &mut || k.adamw(&step, out, x, &mut grad, &mut other));
-        run("relu2_mul", 12, &mut || k.relu2_mul(x, y, out));
-        run("gelu_tanh_mul", 12, &mut || k.gelu_tanh_mul(x, y, out));
+        for activation in Activation::ALL {
+            let name = format!("act_mul {activation}");
+            run(&name, 12, &mut || k.act_mul(activation, [0.8, 0.3, 0.5, -1e-6], x, y, out));
+        }
         run("exp_inplace", 8, &mut || k.exp_inplace(black_box(out)));
         run("f32_to_bf16", 6, &mut || k.f32_to_bf16(x, &mut halves));
         run("bf16_to_f32", 6, &mut || k.bf16_to_f32(&halves, out));

@@ -28,6 +28,7 @@
 //! (NaN and infinities included) and at worst cause NaN in the output.
 
 // Layer: memory, threads and vector registers.
+mod activation;
 mod buffer;
 mod element;
 mod mat;
@@ -65,6 +66,7 @@ mod xtx;
 pub mod device;
 mod peaks;
 
+pub use activation::{Activation, ActivationParameter};
 pub use adam::Adam;
 pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};

@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 
 use mantissa_kernels::{
-    AdamDirection, AdamLength, AdamWStep, BlockwiseAdamW, CodeTable, IntGrid, Isa, Kernels, MatMut, MatRef,
-    MinifloatLayout, STATE_BLOCK, Step, TrellisScratch, TrellisValues,
+    Activation, AdamDirection, AdamLength, AdamWStep, BlockwiseAdamW, CodeTable, IntGrid, Isa, Kernels,
+    MatMut, MatRef, MinifloatLayout, STATE_BLOCK, Step, TrellisScratch, TrellisValues,
 };
 use mantissa_num::CodecId;
 use mantissa_num::codebook::Book;
@@ -112,6 +112,9 @@ fn reductions() {
     });
 }
 
+/// Numbers of activations that have some.
+const NUMBERS: [f32; 4] = [0.8, 0.3, 0.5, -1e-6];
+
 #[test]
 fn element_wise() {
     assert_identical("element-wise", |k, random, kind, len| {
@@ -120,8 +123,8 @@ fn element_wise() {
         let mut y = b.clone();
         k.axpy(a.first().copied().unwrap_or(1.0), &a, &mut y);
         all.extend(bits(&y));
-        for gated in [Kernels::silu_mul, Kernels::relu2_mul, Kernels::gelu_tanh_mul, Kernels::gelu_mul] {
-            gated(k, &a, &b, &mut y);
+        for activation in Activation::ALL {
+            k.act_mul(activation, NUMBERS, &a, &b, &mut y);
             all.extend(bits(&y));
         }
         k.limited_swiglu_mul([1.702, 7.0, 1.0], &a, &b, &mut y);
@@ -209,11 +212,9 @@ fn training() {
         k.silu_mul_backward(&mut gate, &mut up, &mut out);
         let (mut scores, mut grads) = (x.clone(), dy.clone());
         k.softmax_backward(&mut scores, &mut grads, 0.125, 1.5, -0.25);
-        for backward in
-            [Kernels::relu2_mul_backward, Kernels::gelu_tanh_mul_backward, Kernels::gelu_mul_backward]
-        {
+        for activation in Activation::ALL {
             let (mut gate, mut up, mut out) = (x.clone(), dy.clone(), random.floats(kind, t * len));
-            backward(k, &mut gate, &mut up, &mut out);
+            k.act_mul_backward(activation, NUMBERS, &mut gate, &mut up, &mut out);
             [gate, up, out].iter().for_each(|part| all.extend(bits(part)));
         }
         let (mut capped, mut of_capped) = (x.clone(), dy.clone());

@@ -4,10 +4,10 @@
 use mantissa_kernels::{MatMut, MatRef, kernels};
 use mantissa_num::stored::Map;
 
-use crate::config::Latent;
 use crate::error::ForwardError;
 use crate::input::InputQuantizer;
 use crate::linear::Linear;
+use crate::sizes::Latent;
 
 /// The two parts of the projection of one layer, in f32.
 #[derive(Clone, Debug)]

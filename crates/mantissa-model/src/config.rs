@@ -7,10 +7,8 @@ mod by_layer;
 #[cfg(test)]
 mod examples;
 mod experts;
-mod fields;
 mod indexer;
 mod layers;
-pub(crate) mod mixers;
 mod multipliers;
 mod rope;
 mod scales;
@@ -22,30 +20,35 @@ use mantissa_store::json::with_spelled_floats;
 use mantissa_store::regular;
 use serde_json::Value;
 
-pub use attention::{Latent, QueryGrowth};
 pub use by_layer::{GlobalHeads, HyperStreams, LayerFeatures, LayerHeads, LayerInputs, Streams};
 #[cfg(test)]
 pub(crate) use examples::example;
-pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
-pub use fields::ConfigError;
+pub use experts::{Experts, Groups, Routing, SharedExperts};
 pub use indexer::Indexer;
 pub use mantissa_arch::features::{
-    Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
+    Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
-pub use mixers::{
+pub use mantissa_kernels::{Activation, ActivationParameter};
+pub use multipliers::Multipliers;
+
+pub use crate::fields::ConfigError;
+pub use crate::mixer::{
     ChannelDelta, CompressedAttention, CompressedIndex, Compression, GatedDelta, Mixing, Recurrent,
     ResultNorm, SelectiveScan, ShortConvolution, StateSpace,
 };
-pub use multipliers::Multipliers;
+pub use crate::sizes::{Latent, LimitedSwiglu, QueryGrowth};
 
+use crate::fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
+use crate::mixer::Rules;
+use crate::mixer::entries;
+use crate::mixer::halves::{Halves, all_attend};
+use crate::mixer::rules::Around;
 use crate::rope::Rope;
 use attention::Heads;
-use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
 use mantissa_arch::Architecture;
+use mantissa_arch::attention::AttentionRules;
 use mantissa_arch::rules::{Eps, FeedForward};
 use mantissa_arch::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
-use mixers::compressed;
-use mixers::rules::{Around, Halves, all_attend};
 use scales::{Scales, softcap};
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
@@ -117,8 +120,6 @@ pub struct ModelConfig {
     pub mlp: MlpForm,
     /// Factor of the attention scores.
     pub attention_scale: f32,
-    /// True if each head of the values is normed, without weights.
-    pub value_norm: bool,
     /// Features that distinguish the layers.
     pub by_layer: LayerFeatures,
     /// Factor of the queries that grows with the position.
@@ -129,15 +130,12 @@ pub struct ModelConfig {
     pub logit_softcap: Option<f32>,
     /// Clipping threshold of q, k and v.
     pub clip_qkv: Option<f32>,
-    /// True if each head has an attention sink: a score without a value (Xiao et al. 2023, "Attention Sinks").
-    pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
     /// Indexer that chooses the tokens that a query attends to.
     pub indexer: Option<Indexer>,
-    /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
-    /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
-    pub gated_attention: bool,
+    /// Features of attention that few architectures have.
+    pub attention: AttentionRules,
     /// Factors of attention, mixer and MLP.
     pub multipliers: Option<Multipliers>,
     /// Recurrent mixer of layers.
@@ -170,8 +168,8 @@ impl ModelConfig {
         let Described { fields, architecture, wrapper } = describe(root)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
-        let rules = architecture.recurrent.map(mixers::rules_of);
-        let num_hidden_layers = match rules.and_then(|rules| rules.layers) {
+        let rules = mixer_rules(fields, architecture)?;
+        let num_hidden_layers = match rules.as_ref().and_then(|rules| rules.layers) {
             Some(layers) => layers(fields)?,
             None => fields.size("num_hidden_layers", 1..=MAX_LAYERS)?,
         };
@@ -192,7 +190,7 @@ impl ModelConfig {
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;
         let rotated = match architecture.rope.compressed_theta {
-            Some(_) => compressed::rotated(fields, heads.dim)?,
+            Some(_) => entries::rotated(fields, heads.dim)?,
             None => rotated,
         };
         let widths = [rotated, by_layer.global_heads.map_or(rotated, |global| global.head_dim)];
@@ -201,7 +199,7 @@ impl ModelConfig {
         let eps = parse_eps(fields, architecture.eps)?;
         let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
         let around = Around { hidden: heads.hidden_size, heads: heads.query, head_dim: heads.dim, eps };
-        let recurrent = rules.map(|rules| (rules.mixer)(fields, &around)).transpose()?;
+        let recurrent = rules.as_ref().map(|rules| (rules.mixer)(fields, &around)).transpose()?;
         let Halves { mixing, has_mlp } = match rules {
             Some(rules) => (rules.halves)(fields, num_hidden_layers)?,
             None => all_attend(num_hidden_layers),
@@ -227,13 +225,12 @@ impl ModelConfig {
             biases: parse_biases(fields, architecture)?,
             attention_scale: scales.scores(fields, architecture, &heads, latent, &rope.global.scaling)?
                 * multipliers.map_or(1.0, |multipliers| multipliers.scores),
-            value_norm: architecture.value_norm,
             by_layer,
             query_growth: QueryGrowth::parse(fields, architecture)?,
             attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
             logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
             // Absent or null where values are not clipped.
-            clip_qkv: softcap(fields, "clip_qkv", architecture.clips_qkv.then_some(None))?,
+            clip_qkv: softcap(fields, "clip_qkv", architecture.attention.clips_qkv.then_some(None))?,
             rotary_dim: if architecture.learned_positions { 0 } else { rope.rotated },
             rotated_layers: attention::rotated_layers(fields, architecture, &windows, experts.as_ref())?,
             windows,
@@ -246,10 +243,9 @@ impl ModelConfig {
             logit_scale: scales.logits,
             qkv: architecture.qkv,
             mlp: architecture.mlp,
-            sinks: architecture.sinks,
             latent,
             indexer: Indexer::parse(fields, architecture, latent, num_hidden_layers)?,
-            gated_attention: architecture.gated_attention,
+            attention: architecture.attention,
             multipliers,
             recurrent,
             mixing,
@@ -342,6 +338,13 @@ impl ModelConfig {
     pub fn has_sub_norms(&self) -> bool {
         self.architecture.sub_norms
     }
+}
+
+/// Finds the rules of an architecture's mixer.
+fn mixer_rules(fields: Fields<'_>, architecture: &Architecture) -> Result<Option<Rules>, ConfigError> {
+    let Some(name) = architecture.recurrent else { return Ok(None) };
+    let rules = Rules::find(name);
+    Ok(Some(rules.ok_or_else(|| fields.error("model_type", "an architecture with a known mixer"))?))
 }
 
 /// Reads a small JSON file of a model folder; `None` if there is no such file.
@@ -486,14 +489,16 @@ fn parse_eps(fields: Fields<'_>, rule: Eps) -> Result<f32, ConfigError> {
 }
 
 fn parse_activation(fields: Fields<'_>, architecture: &Architecture) -> Result<Activation, ConfigError> {
-    match fields.text("hidden_act")? {
-        None => Ok(architecture.activation),
-        Some("gelu") if architecture.gelu_is_tanh => Ok(Activation::GeluTanh),
+    let own = Activation::parse(architecture.activation);
+    let stated = match fields.text("hidden_act")? {
+        None => own,
+        Some("gelu") if architecture.gelu_is_tanh => Some(Activation::GeluTanh),
         // Its parameters have names in some architectures alone.
-        Some(name) => Activation::parse(name)
-            .filter(|found| *found != Activation::Xielu || architecture.activation == Activation::Xielu)
-            .ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new")),
-    }
+        Some(name) => {
+            Activation::parse(name).filter(|found| found.parameters().is_empty() || own == Some(*found))
+        }
+    };
+    stated.ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new"))
 }
 
 fn parse_biases(fields: Fields<'_>, architecture: &Architecture) -> Result<Biases, ConfigError> {

@@ -3,7 +3,7 @@
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
-use crate::config::ConfigError;
+use crate::fields::ConfigError;
 
 /// Error of loading a model.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,7 @@ mod shapes;
 mod sides;
 
 pub use mantissa_arch::kinds::{
-    FusedGroup, Half, HyperPart, HyperSite, LinearInput, LinearKind, NormKind, SideInfo, SideKind,
-    VectorKind, XieluPart,
+    FusedGroup, Half, HyperPart, HyperSite, LinearInput, LinearKind, NormKind, SideInfo, SideKind, VectorKind,
 };
 pub use names::{EMBEDDING, HEAD};
 

@@ -112,7 +112,7 @@ impl<T> LayerParts<T> {
             Ok((kind, if latent { norm.with_eps(Latent::EPS) } else { norm }))
         };
         let plain = [
-            (NormKind::Value, config.value_norm && config.has_own_kv(layer)),
+            (NormKind::Value, config.attention.value_norm && config.has_own_kv(layer)),
             (NormKind::Query, config.head_norms == HeadNorms::Plain),
             (NormKind::Key, config.head_norms == HeadNorms::Plain),
         ];

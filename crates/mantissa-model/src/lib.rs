@@ -10,9 +10,10 @@
 //! training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
-// Layer: description of a model.
-pub mod config;
+// Layer: fields of a configuration, and sizes of blocks.
+mod fields;
 pub mod rope;
+mod sizes;
 
 // Layer: stored weights.
 mod absorbed;
@@ -20,18 +21,24 @@ mod error;
 mod factored;
 mod input;
 mod linear;
-mod memory;
-mod norm;
 mod packed;
 mod products;
 mod simulated;
 mod source;
 
-// Layer: operators and operations of a layer.
-pub mod kv;
-pub mod operands;
+// Layer: operators and operations of a layer, and the mixers that lower to them.
+pub mod mixer;
 mod operators;
 mod program;
+
+// Layer: description of a model.
+pub mod config;
+
+// Layer: formats of norms, keys, values and operands.
+pub mod kv;
+mod memory;
+mod norm;
+pub mod operands;
 
 // Layer: blocks of a layer.
 mod attention;
@@ -40,7 +47,6 @@ mod frame;
 mod hyper;
 mod indexer;
 mod latent;
-pub mod mixer;
 mod mlp;
 mod streams;
 

@@ -5,11 +5,11 @@
 
 use mantissa_kernels::{for_each, kernels};
 
-use crate::config::{Activation, MlpForm, ModelConfig};
+use crate::config::{MlpForm, ModelConfig};
 use crate::frame::{Frame, scaled};
 use crate::mixer::softplus;
 use crate::program::{Buffer, Columns, Gating, Op, Output, View};
-use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind, VectorKind, XieluPart};
+use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind, VectorKind};
 
 /// Least number of values that several threads compute.
 const MANY: usize = 1 << 16;
@@ -123,16 +123,15 @@ pub(crate) fn add_input(width: usize, gating: Gating, frame: &Frame, ops: &mut V
 }
 
 impl Gating {
-    /// Returns the numbers of a layer's activation from its vectors: those of xIELU, zeros for others.
+    /// Returns the numbers of a layer's activation from its vectors, as kernels take them; zeros where it has none.
     pub(crate) fn numbers(&self, vector: impl Fn(VectorKind) -> Option<f32>) -> [f32; 4] {
-        if self.activation != Activation::Xielu {
-            return [0.0; 4];
+        let mut numbers = [0.0; 4];
+        for (number, parameter) in numbers.iter_mut().zip(self.activation.parameters()) {
+            // The program asks only for vectors in the config, and those were loaded.
+            let stored = vector(VectorKind::Activation(parameter.name)).unwrap_or(0.0);
+            *number = if parameter.softplus { softplus(f64::from(stored)) as f32 } else { stored };
         }
-        // The program asks only for vectors in the config, and those were loaded.
-        let number = |part| vector(VectorKind::Xielu(part)).unwrap_or(0.0);
-        let positive = |part| softplus(f64::from(number(part))) as f32;
-        let (slope, eps) = (number(XieluPart::Slope), number(XieluPart::Eps));
-        [positive(XieluPart::Positive), slope + positive(XieluPart::Negative), slope, eps]
+        numbers
     }
 
     /// Computes `inner = act(gate) · up`, all `[rows, width]`, on up to `threads` threads. `numbers` are those of the layer's
@@ -148,13 +147,9 @@ impl Gating {
         let threads = if inner.len() < MANY { 1 } else { threads };
         let piece = ((inner.len() / width).div_ceil(threads) * width).max(1);
         let pieces = gate.chunks(piece).zip(up.chunks(piece)).zip(inner.chunks_mut(piece));
-        for_each(threads, pieces, |((gate, up), inner)| match (self.limited, self.activation) {
-            (Some(l), _) => kernels().limited_swiglu_mul([l.alpha, l.limit, l.offset], gate, up, inner),
-            (None, Activation::Silu) => kernels().silu_mul(gate, up, inner),
-            (None, Activation::Relu2) => kernels().relu2_mul(gate, up, inner),
-            (None, Activation::GeluTanh) => kernels().gelu_tanh_mul(gate, up, inner),
-            (None, Activation::Gelu) => kernels().gelu_mul(gate, up, inner),
-            (None, Activation::Xielu) => kernels().xielu_mul(numbers, gate, up, inner),
+        for_each(threads, pieces, |((gate, up), inner)| match self.limited {
+            Some(l) => kernels().limited_swiglu_mul([l.alpha, l.limit, l.offset], gate, up, inner),
+            None => kernels().act_mul(self.activation, numbers, gate, up, inner),
         });
     }
 
@@ -167,12 +162,6 @@ impl Gating {
         up: &mut [f32],
         inner: &mut [f32],
     ) {
-        match self.activation {
-            Activation::Silu => kernels().silu_mul_backward(gate, up, inner),
-            Activation::Relu2 => kernels().relu2_mul_backward(gate, up, inner),
-            Activation::GeluTanh => kernels().gelu_tanh_mul_backward(gate, up, inner),
-            Activation::Gelu => kernels().gelu_mul_backward(gate, up, inner),
-            Activation::Xielu => kernels().xielu_mul_backward(numbers, gate, up, inner),
-        }
+        kernels().act_mul_backward(self.activation, numbers, gate, up, inner);
     }
 }

@@ -13,8 +13,9 @@ mod view;
 pub(crate) use memory::{Memory, Scope, memory};
 pub use view::{Buffer, View};
 
-use crate::config::{Activation, LimitedSwiglu, QueryGrowth};
+use crate::sizes::{LimitedSwiglu, QueryGrowth};
 use mantissa_arch::kinds::{HyperSite, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
+use mantissa_kernels::Activation;
 
 /// Output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -286,7 +286,7 @@ fn experts(config: &ModelConfig) -> usize {
 
 /// Returns the number of groups of a recurrent mixer.
 fn groups(config: &ModelConfig) -> usize {
-    config.recurrent.as_ref().and_then(Recurrent::state_space).map_or(1, |mixer| mixer.groups)
+    config.recurrent.as_ref().map_or(1, Recurrent::groups)
 }
 
 /// Returns the scheme of a tensor that is not quantized as a layer.

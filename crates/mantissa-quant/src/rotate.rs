@@ -96,7 +96,7 @@ impl Rotations {
         }
         let values = (0..config.num_hidden_layers).map(|layer| {
             // A gate multiplies the values element by element.
-            let rotates = options.values && !config.gated_attention;
+            let rotates = options.values && !config.attention.gated;
             values(config, &config.layer_linears(layer)).filter(|_| rotates)?;
             let seed = options.seed.wrapping_add(1 + layer as u64);
             Some(Coordinates::Rotated(order_of(config.head_dim)?.randomized(seed)))

@@ -5,6 +5,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::sync::Arc;
 
+use mantissa_model::config::ActivationParameter;
 use mantissa_model::config::NormForm;
 use mantissa_model::graph::VectorKind;
 use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
@@ -90,7 +91,10 @@ impl Parameters {
             match tensor.role {
                 Role::Norm { .. } if config.norm == NormForm::RmsPlusOne => {}
                 Role::Norm { .. } => values.fill(1.0),
-                Role::Vector { kind: VectorKind::Xielu(part), .. } => values.fill(part.initial()),
+                Role::Vector { kind: VectorKind::Activation(name), .. } => {
+                    let parameter = config.hidden_act.parameters().iter().find(|one| one.name == name);
+                    values.fill(parameter.map_or(0.0, ActivationParameter::stored));
+                }
                 Role::Bias { .. }
                 | Role::NormBias { .. }
                 | Role::SideBias { .. }

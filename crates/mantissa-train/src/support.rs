@@ -28,8 +28,14 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
     }
 }
 
+/// Features of attention.
+fn attention(config: &ModelConfig) -> Feature {
+    let untrained = config.attention.untrained();
+    absent(untrained.unwrap_or("features of attention"), untrained.is_none())
+}
+
 /// Features that distinguish the layers of a model.
-fn by_layer(config: &ModelConfig) -> [Feature; 14] {
+fn by_layer(config: &ModelConfig) -> [Feature; 13] {
     let features = &config.by_layer;
     [
         absent("heads that differ by layer", features.global_heads.is_none()),
@@ -38,7 +44,6 @@ fn by_layer(config: &ModelConfig) -> [Feature; 14] {
         absent("parallel streams of states", features.streams.is_none() && features.hyper.is_none()),
         absent("gates that are cut off", features.cutoffs.iter().all(Option::is_none)),
         absent("a factor after each layer", !features.scales),
-        absent("norms of the values", !config.value_norm),
         absent(
             "experts beside an MLP",
             config.experts.as_ref().is_none_or(|experts| experts.dense == DenseMlp::None),
@@ -70,7 +75,7 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
         absent("a multimodal model around it", config.wrapper.is_none()),
         absent("latent attention", config.latent.is_none()),
         recurrent(config),
-        absent("gated attention", !config.gated_attention),
+        attention(config),
         absent("factors of attention and MLP", config.multipliers.is_none()),
         absent("experts stored as one tensor", experts.is_none_or(|experts| experts.fused.is_none())),
         absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
@@ -105,9 +110,9 @@ pub(crate) fn check_plain(config: &ModelConfig) -> Result<(), TrainError> {
         ("hidden_act", config.hidden_act == Activation::Silu, config.hidden_act.to_string(), "silu"),
         absent("latent attention", config.latent.is_none()),
         recurrent(config),
-        absent("gated attention", !config.gated_attention),
+        attention(config),
         absent("experts", config.experts.is_none()),
-        absent("attention sinks", !config.sinks),
+        absent("attention sinks", !config.attention.sinks),
         absent("learned positions", !config.learned_positions),
         absent("partial rotation", config.rotary_dim == config.head_dim),
         absent("rotary parameters by layer", config.local_rope.is_none()),

@@ -3,9 +3,9 @@
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, HeadNorms, MlpForm};
+use crate::features::{HeadNorms, MlpForm};
 use crate::gguf;
-use crate::kinds::{NormKind, VectorKind, XieluPart};
+use crate::kinds::{NormKind, VectorKind};
 use crate::names::{MixerNames, Names};
 use crate::rules::{BiasRules, Eps, RopeRules};
 
@@ -23,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
             },
             eps: Eps::Default(1e-5),
             head_norms: HeadNorms::Each,
-            activation: Activation::Xielu,
+            activation: "xielu",
             mlp: MlpForm::Plain,
             biases: BiasRules::ATTENTION,
             // No default matches the published models, which scale the rotation.
@@ -35,7 +35,14 @@ pub(super) static FAMILY: Family = Family {
         name: "apertus",
         model_types: &["apertus"],
         activation: "xielu",
-        own_names: &[("attention_layernorm", "attn_norm"), ("feedforward_layernorm", "ffn_norm")],
+        own_names: &[
+            ("attention_layernorm", "attn_norm"),
+            ("feedforward_layernorm", "ffn_norm"),
+            ("mlp.act_fn.alpha_p", "xielu.alpha_p"),
+            ("mlp.act_fn.alpha_n", "xielu.alpha_n"),
+            ("mlp.act_fn.beta", "xielu.beta"),
+            ("mlp.act_fn.eps", "xielu.eps"),
+        ],
         listed: &["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"],
         biases: &[gguf::ATTENTION_BIAS],
         rope_factors: true,
@@ -46,8 +53,8 @@ pub(super) static FAMILY: Family = Family {
 
 /// Names of the parameters of xIELU.
 const XIELU_NAMES: &[(VectorKind, &str)] = &[
-    (VectorKind::Xielu(XieluPart::Positive), "mlp.act_fn.alpha_p"),
-    (VectorKind::Xielu(XieluPart::Negative), "mlp.act_fn.alpha_n"),
-    (VectorKind::Xielu(XieluPart::Slope), "mlp.act_fn.beta"),
-    (VectorKind::Xielu(XieluPart::Eps), "mlp.act_fn.eps"),
+    (VectorKind::Activation("alpha_p"), "mlp.act_fn.alpha_p"),
+    (VectorKind::Activation("alpha_n"), "mlp.act_fn.alpha_n"),
+    (VectorKind::Activation("beta"), "mlp.act_fn.beta"),
+    (VectorKind::Activation("eps"), "mlp.act_fn.eps"),
 ];

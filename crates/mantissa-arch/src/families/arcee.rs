@@ -3,7 +3,7 @@
 use super::llama::LLAMA;
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm};
+use crate::features::MlpForm;
 use crate::gguf;
 
 /// Rows of the family.
@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
         Architecture {
             name: "arcee",
             class: "ArceeForCausalLM",
-            activation: Activation::Relu2,
+            activation: "relu2",
             mlp: MlpForm::Plain,
             ..LLAMA
         },

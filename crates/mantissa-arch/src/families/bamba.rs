@@ -4,7 +4,6 @@ use super::falcon_h1::FALCON_H1_NAMES;
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::mixer::MixerKind;
 use crate::rules::{Eps, RopeRules};
 
 /// Rows of the family.
@@ -17,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
             names: FALCON_H1_NAMES,
             eps: Eps::Default(1e-5),
             rope: RopeRules { partial: Some(0.5), ..ROPE },
-            recurrent: Some(MixerKind::StateSpace),
+            recurrent: Some("state space"),
             ..LLAMA
         },
     ],

@@ -3,7 +3,6 @@
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::Activation;
 use crate::gguf;
 use crate::rules::{BiasRules, RopeRules};
 
@@ -15,7 +14,7 @@ pub(super) static FAMILY: Family = Family {
             name: "bitnet",
             class: "BitNetForCausalLM",
             biases: BiasRules::ATTENTION,
-            activation: Activation::Relu2,
+            activation: "relu2",
             sub_norms: true,
             ternary: true,
             rope: RopeRules { theta: 500_000.0, ..ROPE },

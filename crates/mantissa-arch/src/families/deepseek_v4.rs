@@ -5,9 +5,8 @@ use super::llama::ROPE;
 use crate::architecture::Architecture;
 use crate::family::Family;
 use crate::features::Scores;
-use crate::gguf;
+use crate::gguf::{self, Stated};
 use crate::kinds::{HyperPart, HyperSite, LinearKind, NormKind, SideKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{ExpertNames, MixerNames, Names};
 use crate::rules::{BiasRules, ByLayer, Eps, ExpertRules, Flag, HeadDim, RopeRules, SharedRules, Windows};
 
@@ -24,7 +23,13 @@ pub(super) static FAMILY: Family = Family {
             tied: gguf::Presence::Absent,
             partial: Some("partial_rotary_factor"),
             yarn: gguf::Yarn::Unscaled,
-            recurrence: gguf::Recurrence::Compressed,
+            recurrence: Some(gguf::Recurrence {
+                layers: gguf::MixerLayers::Every,
+                types: gguf::LayerTypes::None,
+                fields: &[GGUF_FIELDS],
+                attends: true,
+                ..gguf::Recurrence::PLAIN
+            }),
             experts: gguf::Experts::Hashed,
             ..gguf::PLAIN
         },
@@ -147,7 +152,7 @@ pub(super) const DEEPSEEK_V4: Architecture = Architecture {
     windows: Windows::Uncompressed,
     default_window: Some(128),
     rope: RopeRules { compressed_theta: Some(160_000.0), ..ROPE },
-    recurrent: Some(MixerKind::Compressed),
+    recurrent: Some("compressed attention"),
     experts: Some(ExpertRules {
         shared: SharedRules::One,
         scores: Scores::SqrtSoftplus,
@@ -160,3 +165,20 @@ pub(super) const DEEPSEEK_V4: Architecture = Architecture {
     }),
     ..DEEPSEEK
 };
+
+/// Keys of llama.cpp's loader (`src/models/deepseek4.cpp`).
+const GGUF_FIELDS: &[(&str, Stated)] = &[
+    ("q_lora_rank", Stated::Size("attention.q_lora_rank")),
+    ("sliding_window", Stated::Size("attention.sliding_window")),
+    ("o_groups", Stated::Size("attention.output_group_count")),
+    ("o_lora_rank", Stated::Size("attention.output_lora_rank")),
+    ("index_n_heads", Stated::Size("attention.indexer.head_count")),
+    ("index_head_dim", Stated::Size("attention.indexer.key_length")),
+    ("index_topk", Stated::Size("attention.indexer.top_k")),
+    ("hc_mult", Stated::Size("hyper_connection.count")),
+    ("hc_sinkhorn_iters", Stated::Size("hyper_connection.sinkhorn_iterations")),
+    ("num_hash_layers", Stated::Size("hash_layer_count")),
+    ("compress_rope_theta", Stated::Number("attention.compress_rope_freq_base")),
+    ("hc_eps", Stated::Number("hyper_connection.epsilon")),
+    ("compress_ratios", Stated::Sizes("attention.compress_ratios")),
+];

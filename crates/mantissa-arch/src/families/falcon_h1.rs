@@ -1,12 +1,11 @@
 //! Falcon-H1.
 
-use super::granite::GRANITE_MIXER_NAMES;
+use super::granite::{GGUF_STATE_SPACE, GRANITE_MIXER_NAMES};
 use super::llama::LLAMA;
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::gguf;
+use crate::gguf::{self, Stated};
 use crate::kinds::{LinearKind, NormKind};
-use crate::mixer::MixerKind;
 use crate::names::Names;
 use crate::rules::{BiasRules, Eps, LogitScale, ScaleRules};
 
@@ -33,7 +32,7 @@ pub(super) static FAMILY: Family = Family {
                 logits: Some(LogitScale { field: "lm_head_multiplier", default: 1.0, divides: false }),
             }),
             multipliers: true,
-            recurrent: Some(MixerKind::ParallelStateSpace),
+            recurrent: Some("parallel state space"),
             ..LLAMA
         },
     ],
@@ -43,7 +42,20 @@ pub(super) static FAMILY: Family = Family {
             name: "falcon-h1",
             model_types: &["falcon_h1"],
             own_names: &[("pre_ff_layernorm.weight", "ffn_norm")],
-            recurrence: gguf::Recurrence::Parallel,
+            recurrence: Some(gguf::Recurrence {
+                layers: gguf::MixerLayers::Every,
+                types: gguf::LayerTypes::None,
+                fields: &[
+                    GGUF_STATE_SPACE,
+                    &[
+                        ("mamba_d_ssm", Stated::Size("ssm.inner_size")),
+                        ("mamba_rms_norm", Stated::Tensor("ssm_norm.weight")),
+                        // llama.cpp norms after the gate.
+                        ("mamba_norm_before_gate", Stated::Fixed(gguf::Fixed::Flag(false))),
+                    ],
+                ],
+                ..gguf::Recurrence::PLAIN
+            }),
             columns_of_heads: true,
             ..gguf::PLAIN
         },

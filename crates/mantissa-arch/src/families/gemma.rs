@@ -3,7 +3,7 @@
 use super::llama::{LLAMA, LLAVA_WRAPPER, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, HeadNorms, NormForm, NormPlaces};
+use crate::features::{HeadNorms, NormForm, NormPlaces};
 use crate::gguf;
 use crate::kinds::NormKind;
 use crate::names::Names;
@@ -82,7 +82,7 @@ pub(super) const GEMMA: Architecture = Architecture {
     tied: true,
     norm: NormForm::RmsPlusOne,
     eps: Eps::Default(1e-6),
-    activation: Activation::GeluTanh,
+    activation: "gelu_pytorch_tanh",
     gelu_is_tanh: true,
     head_dim: HeadDim::Default(256),
     biases: BiasRules::ATTENTION,

@@ -4,6 +4,7 @@ use super::gemma::{GEMMA2, GGUF_GEMMA2};
 use super::llama::ROPE;
 use super::qwen::QWEN3_VL_WRAPPER;
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
 use crate::features::{HeadNorms, NormForm};
 use crate::gguf;
@@ -22,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
             class: "Gemma3nForCausalLM",
             norm: NormForm::Rms,
             head_norms: HeadNorms::Each,
-            value_norm: true,
+            attention: AttentionRules { value_norm: true, ..AttentionRules::PLAIN },
             by_layer: ByLayer {
                 shared_kv: Some(15),
                 inputs: true,

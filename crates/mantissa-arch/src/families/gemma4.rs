@@ -5,6 +5,7 @@ use super::llama::ROPE;
 use super::mistral::EXPERTS;
 use super::qwen::QWEN3_VL_WRAPPER;
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
 use crate::features::{DenseMlp, HeadNorms, NormForm};
 use crate::gguf;
@@ -27,7 +28,7 @@ pub(super) static FAMILY: Family = Family {
             only: &[("use_bidirectional_attention", &["vision"])],
             norm: NormForm::Rms,
             head_norms: HeadNorms::Each,
-            value_norm: true,
+            attention: AttentionRules { value_norm: true, ..AttentionRules::PLAIN },
             by_layer: ByLayer {
                 global_heads: Some(512),
                 shared_kv: Some(0),

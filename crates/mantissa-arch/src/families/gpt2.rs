@@ -3,7 +3,7 @@
 use super::llama::LLAMA;
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm, NormForm, QkvForm};
+use crate::features::{MlpForm, NormForm, QkvForm};
 use crate::gguf;
 use crate::kinds::{LinearKind, NormKind};
 use crate::names::Names;
@@ -34,7 +34,7 @@ pub(super) static FAMILY: Family = Family {
             tied: true,
             norm: NormForm::Layer,
             eps: Eps::Default(1e-5),
-            activation: Activation::GeluTanh,
+            activation: "gelu_pytorch_tanh",
             head_dim: HeadDim::Divided,
             feed_forward: FeedForward::Multiple(4),
             qkv: QkvForm::Joined,

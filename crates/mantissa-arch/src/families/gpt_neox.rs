@@ -3,7 +3,7 @@
 use super::llama::{ATTENTION_BIAS, LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm, NormForm, QkvForm};
+use crate::features::{MlpForm, NormForm, QkvForm};
 use crate::gguf;
 use crate::kinds::LinearKind;
 use crate::names::Names;
@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
             norm: NormForm::Layer,
             eps: Eps::Default(1e-5),
             parallel: Flag::Field("use_parallel_residual", true),
-            activation: Activation::Gelu,
+            activation: "gelu",
             head_dim: HeadDim::Divided,
             qkv: QkvForm::ByHead,
             mlp: MlpForm::Plain,

@@ -3,6 +3,7 @@
 use super::llama::{ATTENTION_BIAS, LLAMA, ROPE};
 use super::mistral::EXPERTS;
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
 use crate::features::Scores;
 use crate::gguf;
@@ -22,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
             biases: BiasRules { experts: true, ..ATTENTION_BIAS },
             windows: Windows::Even,
             default_window: Some(128),
-            sinks: true,
+            attention: AttentionRules { sinks: true, ..AttentionRules::PLAIN },
             rope: RopeRules { theta: 150_000.0, required: true, ..ROPE },
             experts: Some(ExpertRules {
                 scores: Scores::SoftmaxOfChosen,

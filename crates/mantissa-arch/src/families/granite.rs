@@ -5,9 +5,8 @@ use super::mistral::{EXPERTS, MIXTRAL_EXPERT_NAMES};
 use crate::architecture::Architecture;
 use crate::family::Family;
 use crate::features::{DenseMlp, MlpForm, Scores};
-use crate::gguf;
+use crate::gguf::{self, Stated};
 use crate::kinds::{LinearKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{ExpertNames, MixerNames, Names};
 use crate::rules::{BiasRules, Eps, ExpertRules, Flag, LogitScale, NoRope, RopeRules, ScaleRules};
 
@@ -34,7 +33,7 @@ pub(super) static FAMILY: Family = Family {
             biases: BiasRules::ATTENTION,
             rope: RopeRules { no_rope: NoRope::UnlessRope, ..ROPE },
             scales: Some(GRANITE_SCALES),
-            recurrent: Some(MixerKind::StateSpace),
+            recurrent: Some("state space"),
             experts: Some(ExpertRules {
                 scores: Scores::SoftmaxOfChosen,
                 normalize: Flag::Fixed(false),
@@ -137,7 +136,31 @@ pub(super) const GGUF_GRANITE_HYBRID: gguf::Architecture = gguf::Architecture {
     renamed: &[("intermediate_size", "shared_intermediate_size")],
     split: &[("shared_mlp.input_linear.weight", gguf::Split::Halves(["ffn_gate.weight", "ffn_up.weight"]))],
     unrotated: gguf::Unrotated::Switched,
-    recurrence: gguf::Recurrence::StateSpace { blocks: false },
+    recurrence: Some(gguf::Recurrence {
+        types: gguf::LayerTypes::Named("mamba"),
+        fields: &[
+            GGUF_STATE_SPACE,
+            &[("num_local_experts", Stated::Default(gguf::Fixed::Size(0)))],
+            GGUF_EXPANSION,
+            &[("position_embedding_type", Stated::Switched("rope.scaling.finetuned", ["rope", "nope"]))],
+        ],
+        doubled: true,
+        ..gguf::Recurrence::PLAIN
+    }),
     columns_of_heads: true,
     ..GGUF_GRANITE
 };
+
+/// Sizes of Mamba-2 in GGUF.
+pub(super) const GGUF_STATE_SPACE: &[(&str, Stated)] = &[
+    ("mamba_d_conv", Stated::Size("ssm.conv_kernel")),
+    ("mamba_d_state", Stated::Size("ssm.state_size")),
+    ("mamba_n_groups", Stated::Size("ssm.group_count")),
+    ("mamba_n_heads", Stated::Size("ssm.time_step_rank")),
+    ("mamba_d_head", Stated::Quotient(["ssm.inner_size", "ssm.time_step_rank"])),
+    ("mamba_conv_bias", Stated::Tensor("ssm_conv1d.bias")),
+];
+
+/// Inner width of Mamba and Mamba-2 in GGUF.
+pub(super) const GGUF_EXPANSION: &[(&str, Stated)] =
+    &[("mamba_expand", Stated::Multiple(["ssm.inner_size", "embedding_length"], "mamba_d_ssm"))];

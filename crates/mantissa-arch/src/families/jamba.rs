@@ -1,13 +1,13 @@
 //! Jamba.
 
 use super::falcon_h1::FALCON_H1_NAMES;
+use super::granite::GGUF_EXPANSION;
 use super::llama::{LLAMA, ROPE};
 use super::mistral::EXPERTS;
 use crate::architecture::Architecture;
 use crate::family::Family;
 use crate::gguf;
 use crate::kinds::{SideKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{ExpertNames, MixerNames, Names};
 use crate::rules::{BiasRules, Eps, ExpertLayers, ExpertRules, Flag, NoRope, RopeRules};
 
@@ -22,7 +22,7 @@ pub(super) static FAMILY: Family = Family {
             eps: Eps::Default(1e-6),
             biases: BiasRules::NONE,
             rope: RopeRules { no_rope: NoRope::All, ..ROPE },
-            recurrent: Some(MixerKind::SelectiveScan),
+            recurrent: Some("selective scan"),
             experts: Some(ExpertRules {
                 count: "num_experts",
                 layers: ExpertLayers::Period,
@@ -40,7 +40,18 @@ pub(super) static FAMILY: Family = Family {
             biases: &[],
             heads_fill_width: true,
             unrotated: gguf::Unrotated::All,
-            recurrence: gguf::Recurrence::SelectiveScan,
+            recurrence: Some(gguf::Recurrence {
+                types: gguf::LayerTypes::Period(["attn_layer_period", "attn_layer_offset"]),
+                fields: &[
+                    &[
+                        ("mamba_d_conv", gguf::Stated::Size("ssm.conv_kernel")),
+                        ("mamba_d_state", gguf::Stated::Size("ssm.state_size")),
+                        ("mamba_dt_rank", gguf::Stated::Size("ssm.time_step_rank")),
+                    ],
+                    GGUF_EXPANSION,
+                ],
+                ..gguf::Recurrence::PLAIN
+            }),
             experts: gguf::Experts::Periodic { count: "num_experts" },
             ..gguf::PLAIN
         },

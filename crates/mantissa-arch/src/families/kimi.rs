@@ -7,7 +7,6 @@ use crate::architecture::Architecture;
 use crate::family::Family;
 use crate::gguf;
 use crate::kinds::{LinearKind, SideKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{ExpertNames, MixerNames, Names};
 use crate::rules::{Eps, ExpertLayers, ExpertRules, Flag, LatentRules, NoRope, RopeRules, SharedRules};
 
@@ -31,7 +30,7 @@ pub(super) static FAMILY: Family = Family {
             eps: Eps::Default(1e-5),
             rope: RopeRules { no_rope: NoRope::All, ..ROPE },
             latent: Some(LatentRules { interleaved: Flag::Fixed(false), indexer: None }),
-            recurrent: Some(MixerKind::ChannelDelta),
+            recurrent: Some("channel delta"),
             experts: Some(ExpertRules {
                 count: "num_experts",
                 layers: ExpertLayers::Listed(1),
@@ -59,7 +58,15 @@ pub(super) static FAMILY: Family = Family {
             ],
             tied: gguf::Presence::Absent,
             unrotated: gguf::Unrotated::All,
-            recurrence: gguf::Recurrence::ChannelDelta,
+            recurrence: Some(gguf::Recurrence {
+                fields: &[&[
+                    ("linear_num_heads", gguf::Stated::Size("attention.head_count")),
+                    ("linear_head_dim", gguf::Stated::Size("kda.head_dim")),
+                    ("linear_conv_kernel_dim", gguf::Stated::Size("ssm.conv_kernel")),
+                ]],
+                whole_convolutions: true,
+                ..gguf::Recurrence::PLAIN
+            }),
             experts: gguf::Experts::Grouped { softmax: "" },
             ..GGUF_DEEPSEEK2
         },

@@ -7,7 +7,6 @@ use crate::family::Family;
 use crate::features::{HeadNorms, Scores};
 use crate::gguf;
 use crate::kinds::{LinearKind, NormKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{ExpertNames, MixerNames, Names};
 use crate::rules::{BiasRules, Eps, ExpertLayers, ExpertRules, FeedForward, Flag, RopeRules};
 
@@ -110,7 +109,7 @@ pub(super) const LFM2: Architecture = Architecture {
     feed_forward: FeedForward::Adjusted,
     biases: BiasRules::NONE,
     rope: RopeRules { theta: 1_000_000.0, ..ROPE },
-    recurrent: Some(MixerKind::ShortConvolution),
+    recurrent: Some("short convolution"),
     ..LLAMA
 };
 
@@ -121,6 +120,13 @@ pub(super) const GGUF_LFM2: gguf::Architecture = gguf::Architecture {
     renamed: &[("rms_norm_eps", "norm_eps")],
     biases: &[],
     heads_fill_width: true,
-    recurrence: gguf::Recurrence::ShortConvolution,
+    recurrence: Some(gguf::Recurrence {
+        types: gguf::LayerTypes::Named("conv"),
+        fields: &[&[
+            ("conv_L_cache", gguf::Stated::Size("shortconv.l_cache")),
+            ("block_auto_adjust_ff_dim", gguf::Stated::Fixed(gguf::Fixed::Flag(false))),
+        ]],
+        ..gguf::Recurrence::PLAIN
+    }),
     ..gguf::PLAIN
 };

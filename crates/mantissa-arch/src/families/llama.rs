@@ -3,8 +3,9 @@
 use super::mistral::EXPERTS;
 use super::qwen::QWEN3_VL_WRAPPER;
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
-use crate::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
+use crate::features::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use crate::gguf;
 use crate::kinds::LinearKind;
 use crate::names::{ExpertNames, Names};
@@ -133,10 +134,9 @@ pub(super) const LLAMA: Architecture = Architecture {
     parallel: Flag::Fixed(false),
     head_norms: HeadNorms::Absent,
     norms_heads: Flag::Fixed(true),
-    value_norm: false,
     by_layer: ByLayer::NONE,
     sub_norms: false,
-    activation: Activation::Silu,
+    activation: "silu",
     gelu_is_tanh: false,
     head_dim: HeadDim::Stated,
     ffn: "intermediate_size",
@@ -156,10 +156,8 @@ pub(super) const LLAMA: Architecture = Architecture {
     scales: None,
     query_growth: GrowthRule::None,
     softcaps: None,
-    clips_qkv: false,
-    sinks: false,
     latent: None,
-    gated_attention: false,
+    attention: AttentionRules::PLAIN,
     multipliers: false,
     recurrent: None,
     experts: None,

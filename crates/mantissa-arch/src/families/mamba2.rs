@@ -1,11 +1,11 @@
 //! Mamba-2 (Dao & Gu 2024).
 
+use super::granite::{GGUF_EXPANSION, GGUF_STATE_SPACE};
 use super::llama::{LLAMA, ROPE};
 use super::nemotron_h::NEMOTRON_H_NAMES;
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::gguf;
-use crate::mixer::MixerKind;
+use crate::gguf::{self, Stated};
 use crate::rules::{BiasRules, Eps, NoRope, RopeRules};
 
 /// Rows of the family.
@@ -40,7 +40,7 @@ pub(super) static FAMILY: Family = Family {
             eps: Eps::Default(1e-5),
             biases: BiasRules::NONE,
             rope: RopeRules { no_rope: NoRope::All, ..ROPE },
-            recurrent: Some(MixerKind::StateSpaceAlone),
+            recurrent: Some("state space alone"),
             ..LLAMA
         },
     ],
@@ -50,7 +50,22 @@ pub(super) static FAMILY: Family = Family {
         renamed: &[("rms_norm_eps", "layer_norm_epsilon")],
         biases: &[],
         unrotated: gguf::Unrotated::All,
-        recurrence: gguf::Recurrence::StateSpaceAlone,
+        recurrence: Some(gguf::Recurrence {
+            layers: gguf::MixerLayers::Every,
+            types: gguf::LayerTypes::None,
+            fields: &[
+                // There are none: the file has 0.
+                &[
+                    ("num_attention_heads", Stated::Removed),
+                    ("num_key_value_heads", Stated::Removed),
+                    ("intermediate_size", Stated::Removed),
+                ],
+                GGUF_STATE_SPACE,
+                GGUF_EXPANSION,
+            ],
+            doubled: true,
+            ..gguf::Recurrence::PLAIN
+        }),
         columns_of_heads: true,
         ..gguf::PLAIN
     }],

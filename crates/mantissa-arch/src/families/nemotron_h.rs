@@ -1,13 +1,13 @@
 //! Nemotron-H.
 
 use super::deepseek::DEEPSEEK_V3_EXPERTS;
+use super::granite::GGUF_STATE_SPACE;
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm};
+use crate::features::MlpForm;
 use crate::gguf;
 use crate::kinds::{LinearKind, NormKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{ExpertNames, MixerNames, Names};
 use crate::rules::{
     BiasRules, Eps, ExpertLayers, ExpertRules, Flag, HeadDim, NoRope, RopeRules, SharedRules,
@@ -35,12 +35,12 @@ pub(super) static FAMILY: Family = Family {
             ],
             names: NEMOTRON_H_NAMES,
             eps: Eps::Default(1e-5),
-            activation: Activation::Relu2,
+            activation: "relu2",
             head_dim: HeadDim::Default(128),
             mlp: MlpForm::Plain,
             biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::NONE },
             rope: RopeRules { no_rope: NoRope::All, ..ROPE },
-            recurrent: Some(MixerKind::StateSpaceBlocks),
+            recurrent: Some("state space blocks"),
             experts: Some(ExpertRules {
                 layers: ExpertLayers::Blocks,
                 shared: SharedRules::Stated {
@@ -132,7 +132,11 @@ pub(super) const GGUF_NEMOTRON_H: gguf::Architecture = gguf::Architecture {
         presence: gguf::Presence::Absent,
     }],
     unrotated: gguf::Unrotated::All,
-    recurrence: gguf::Recurrence::StateSpace { blocks: true },
+    recurrence: Some(gguf::Recurrence {
+        types: gguf::LayerTypes::Blocks,
+        fields: &[GGUF_STATE_SPACE],
+        ..gguf::Recurrence::PLAIN
+    }),
     columns_of_heads: true,
     both_epsilons: true,
     ..gguf::PLAIN

@@ -2,6 +2,7 @@
 
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
 use crate::features::{HeadNorms, NormForm, NormPlaces};
 use crate::gguf;
@@ -17,7 +18,7 @@ pub(super) static FAMILY: Family = Family {
             biases: BiasRules::ATTENTION,
             norm: NormForm::LayerPlain,
             eps: Eps::Fixed(1e-5),
-            clips_qkv: true,
+            attention: AttentionRules { clips_qkv: true, ..AttentionRules::PLAIN },
             ..LLAMA
         },
         // OLMo 2: norms after attention and MLP, one QK norm for all heads.

@@ -3,7 +3,7 @@
 use super::llama::{LLAMA, ROPE};
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm, NormForm, NormPlaces, QkvForm};
+use crate::features::{MlpForm, NormForm, NormPlaces, QkvForm};
 use crate::gguf;
 use crate::kinds::LinearKind;
 use crate::names::Names;
@@ -22,7 +22,7 @@ pub(super) static FAMILY: Family = Family {
             norm: NormForm::Layer,
             eps: Eps::Default(1e-5),
             norm_places: NormPlaces::ParallelShared,
-            activation: Activation::GeluTanh,
+            activation: "gelu_pytorch_tanh",
             mlp: MlpForm::Plain,
             biases: BiasRules::all(Flag::Fixed(true)),
             head_bias: true,

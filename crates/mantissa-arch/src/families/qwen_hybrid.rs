@@ -3,11 +3,11 @@
 use super::llama::{LLAMA, ROPE};
 use super::qwen::{QWEN_EXPERTS, QWEN3_VL_WRAPPER};
 use crate::architecture::Architecture;
+use crate::attention::AttentionRules;
 use crate::family::Family;
 use crate::features::{HeadNorms, NormForm};
 use crate::gguf;
 use crate::kinds::{LinearKind, SideKind, VectorKind};
-use crate::mixer::MixerKind;
 use crate::names::{MixerNames, Names};
 use crate::rules::{BiasRules, Eps, ExpertLayers, ExpertRules, Flag, HeadDim, RopeRules, SharedRules};
 use crate::stack::StackForm;
@@ -23,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
             name: "qwen3_next",
             class: "Qwen3NextForCausalLM",
             names: QWEN3_NEXT_NAMES,
-            recurrent: Some(MixerKind::JoinedGatedDelta),
+            recurrent: Some("joined gated delta"),
             experts: Some(ExpertRules {
                 shared: SharedRules::Gated,
                 normalize: Flag::Field("norm_topk_prob", true),
@@ -52,7 +52,7 @@ pub(super) static FAMILY: Family = Family {
         gguf::Architecture {
             name: "qwen35",
             model_types: &["qwen3_5_text"],
-            recurrence: gguf::Recurrence::GatedDelta { tiled: true },
+            recurrence: Some(gguf::Recurrence { tiled: Some(true), ..GGUF_GATED_DELTA }),
             split: &[],
             sections: true,
             experts: gguf::Experts::None,
@@ -61,7 +61,7 @@ pub(super) static FAMILY: Family = Family {
         gguf::Architecture {
             name: "qwen35moe",
             model_types: &["qwen3_5_moe_text"],
-            recurrence: gguf::Recurrence::GatedDelta { tiled: true },
+            recurrence: Some(gguf::Recurrence { tiled: Some(true), ..GGUF_GATED_DELTA }),
             split: &[],
             sections: true,
             ..GGUF_QWEN3_NEXT
@@ -130,8 +130,8 @@ pub(super) const QWEN3_5: Architecture = Architecture {
     head_dim: HeadDim::IfAbsent(256),
     biases: BiasRules::ATTENTION,
     rope: RopeRules { partial: Some(0.25), ..ROPE },
-    gated_attention: true,
-    recurrent: Some(MixerKind::GatedDelta),
+    attention: AttentionRules { gated: true, ..AttentionRules::PLAIN },
+    recurrent: Some("gated delta"),
     ..LLAMA
 };
 
@@ -147,7 +147,7 @@ pub(super) const GGUF_QWEN3_NEXT: gguf::Architecture = gguf::Architecture {
     )],
     tensors: &["attn_qkv.weight"],
     partial: Some("partial_rotary_factor"),
-    recurrence: gguf::Recurrence::GatedDelta { tiled: false },
+    recurrence: Some(GGUF_GATED_DELTA),
     experts: gguf::Experts::Every {
         count: "num_experts",
         width: "moe_intermediate_size",
@@ -155,4 +155,18 @@ pub(super) const GGUF_QWEN3_NEXT: gguf::Architecture = gguf::Architecture {
         shared: Some("shared_expert_intermediate_size"),
     },
     ..gguf::PLAIN
+};
+
+/// Gated DeltaNet.
+const GGUF_GATED_DELTA: gguf::Recurrence = gguf::Recurrence {
+    layers: gguf::MixerLayers::Interval,
+    fields: &[&[
+        ("linear_num_key_heads", gguf::Stated::Size("ssm.group_count")),
+        ("linear_num_value_heads", gguf::Stated::Size("ssm.time_step_rank")),
+        ("linear_key_head_dim", gguf::Stated::Size("ssm.state_size")),
+        ("linear_value_head_dim", gguf::Stated::Quotient(["ssm.inner_size", "ssm.time_step_rank"])),
+        ("linear_conv_kernel_dim", gguf::Stated::Size("ssm.conv_kernel")),
+    ]],
+    tiled: Some(false),
+    ..gguf::Recurrence::PLAIN
 };

@@ -3,7 +3,7 @@
 use super::llama::LLAMA;
 use crate::architecture::Architecture;
 use crate::family::Family;
-use crate::features::{Activation, MlpForm, NormForm};
+use crate::features::{MlpForm, NormForm};
 use crate::gguf;
 use crate::kinds::LinearKind;
 use crate::names::Names;
@@ -24,7 +24,7 @@ pub(super) static FAMILY: Family = Family {
             tied: true,
             norm: NormForm::Layer,
             eps: Eps::Default(1e-5),
-            activation: Activation::GeluTanh,
+            activation: "gelu_pytorch_tanh",
             mlp: MlpForm::Plain,
             biases: BiasRules::all(Flag::Field("use_bias", true)),
             windows: Windows::Every,

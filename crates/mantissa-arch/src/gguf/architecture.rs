@@ -6,6 +6,7 @@
 use std::fmt;
 
 use super::order::RowOrder;
+use super::recurrence::Recurrence;
 
 /// An architecture of GGUF that is read and written. Two are equal when their names are.
 #[derive(Clone, Copy)]
@@ -104,7 +105,7 @@ pub struct Architecture {
     /// Indexers of sparse attention.
     pub indexer: Indexers,
     /// Recurrent mixers.
-    pub recurrence: Recurrence,
+    pub recurrence: Option<Recurrence>,
     /// True if the file has numbers for each head of a recurrent mixer as columns, and the weights of its norm by groups.
     pub columns_of_heads: bool,
     /// True if a key must state how many frequencies belong to each coordinate of a position.
@@ -141,36 +142,6 @@ pub enum Split {
     Halves([&'static str; 2]),
     /// Projections to q, k, v and to z, which a checkpoint joins key head by key head.
     KeyGroups([&'static str; 2]),
-}
-
-/// Recurrent mixers, and what states the layers that have them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recurrence {
-    /// None.
-    None,
-    /// Gated DeltaNet; a key states the period of layers with attention, or lists the others.
-    GatedDelta {
-        /// True if value heads are in ggml's order ([`super::RowOrder`]).
-        tiled: bool,
-    },
-    /// Short convolutions in layers for which `attention.head_count_kv` lists 0.
-    ShortConvolution,
-    /// Mamba in layers for which `attention.head_count_kv` lists 0.
-    SelectiveScan,
-    /// Mamba-2 in layers for which `attention.head_count_kv` lists 0.
-    StateSpace {
-        /// True if a layer for which `feed_forward_length` lists another number than 0 is an MLP alone, and no other layer has
-        /// one.
-        blocks: bool,
-    },
-    /// Mamba-2 in every layer, without attention or MLP.
-    StateSpaceAlone,
-    /// Mamba-2 beside attention on the same input, in every layer.
-    Parallel,
-    /// Compressed attention in every layer (DeepSeek-V4).
-    Compressed,
-    /// Kimi delta attention in layers for which `attention.head_count_kv` lists 0, with the heads of the attention.
-    ChannelDelta,
 }
 
 /// Values of a tensor as a file has them.
@@ -482,7 +453,7 @@ impl Architecture {
     /// Shape in the file of the vector with this Hugging Face name and shape, in a model whose mixers have `groups` groups.
     pub fn stored_shape(&self, hf: &str, shape: &[usize], groups: usize) -> Vec<usize> {
         match *shape {
-            [channels, 1, kernel] if self.recurrence == Recurrence::ChannelDelta => vec![channels, 1, kernel],
+            [_, 1, _] if self.recurrence.is_some_and(|mixers| mixers.whole_convolutions) => shape.to_vec(),
             [] => vec![1],
             [1, 1, heads, 1] => vec![heads, 1],
             [channels, 1, kernel] => vec![channels, kernel],

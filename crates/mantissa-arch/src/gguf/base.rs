@@ -5,7 +5,7 @@
 //! pairs of the rotary embedding from `llama_model_rope_type`. The rows of [`crate::families`] have the same sources.
 
 use super::architecture::{
-    Architecture, Bias, Experts, Indexers, LocalTheta, Presence, Recurrence, Rows, Unrotated, Windows, Yarn,
+    Architecture, Bias, Experts, Indexers, LocalTheta, Presence, Rows, Unrotated, Windows, Yarn,
 };
 
 /// Projections to queries, keys and values.
@@ -69,7 +69,7 @@ pub const PLAIN: Architecture = Architecture {
     parallel_key: false,
     latent: false,
     indexer: Indexers::None,
-    recurrence: Recurrence::None,
+    recurrence: None,
     columns_of_heads: false,
     sections: false,
     both_epsilons: false,

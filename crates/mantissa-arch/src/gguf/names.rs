@@ -45,7 +45,7 @@ const LAYERS: [&str; 6] =
     ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers.", "layers."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 37] = [
+const VECTORS: [(&str, &str); 33] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
@@ -79,10 +79,6 @@ const VECTORS: [(&str, &str); 37] = [
     ("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mixer.D", "ssm_d"),
     ("mixer.dt_bias", "ssm_dt.bias"),
-    ("mlp.act_fn.alpha_p", "xielu.alpha_p"),
-    ("mlp.act_fn.alpha_n", "xielu.alpha_n"),
-    ("mlp.act_fn.beta", "xielu.beta"),
-    ("mlp.act_fn.eps", "xielu.eps"),
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
@@ -329,26 +325,29 @@ impl Architecture {
     /// Place of the tensor with this Hugging Face name, `.weight` or `.bias` included.
     pub fn place(&self, hf: &str) -> Option<Place> {
         let hf = &*text_name(hf);
-        let Some((module, part)) = split(hf) else { return place(hf) };
-        if self.post_attention_norm && module.ends_with(AFTER_ATTENTION.0) {
+        let of_layer = LAYERS.iter().find_map(|prefix| hf.strip_prefix(prefix)).and_then(layer);
+        if let Some(own) = of_layer.and_then(|(layer, tensor)| self.own_name(layer, tensor)) {
+            return Some(Place::whole(own));
+        }
+        if let Some((module, part)) = split(hf)
+            && self.post_attention_norm
+            && module.ends_with(AFTER_ATTENTION.0)
+        {
             let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
             return Some(Place::whole(format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1)));
-        }
-        let of_layer = || LAYERS.iter().find_map(|prefix| module.strip_prefix(prefix)).and_then(layer);
-        let own = |(layer, module): (usize, &str)| {
-            self.own_names.iter().find_map(|(of, name)| match of.strip_prefix(module)? {
-                "" => Some(format!("blk.{layer}.{name}.{part}")),
-                // A tensor whose name has no such part in the file.
-                rest if rest.strip_prefix('.') == Some(part) => Some(format!("blk.{layer}.{name}")),
-                _ => None,
-            })
-        };
-        if let Some(own) = of_layer().filter(|_| !self.own_names.is_empty()).and_then(own) {
-            return Some(Place::whole(own));
         }
         let found = place(hf)?;
         let joined = found.other_form().filter(|_| self.joined_experts && found.expert.is_some());
         Some(joined.unwrap_or(found))
+    }
+
+    /// Name of the tensor `tensor` of a layer, if it is one of [`own_names`](Self::own_names).
+    fn own_name(&self, layer: usize, tensor: &str) -> Option<String> {
+        self.own_names.iter().find_map(|(of, name)| match tensor.strip_prefix(of)? {
+            "" => Some(format!("blk.{layer}.{name}")),
+            part if [".weight", ".bias"].contains(&part) => Some(format!("blk.{layer}.{name}{part}")),
+            _ => None,
+        })
     }
 }
 

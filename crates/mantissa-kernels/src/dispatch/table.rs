@@ -2,6 +2,7 @@
 
 use mantissa_num::CodecId;
 
+use crate::activation::Activation;
 use crate::generic;
 use crate::isa::Isa;
 use crate::simd::Portable;
@@ -78,8 +79,8 @@ declare_kernels! {
         /// Replaces each `x[i]` by `e^x[i]`, within 1 ulp.
         fn exp_inplace(x: &mut [f32]);
 
-        /// Replaces each `x[i]`, at least 0, by `x[i]^exponent` computed in f64 (for `|exponent| <= 8` within 2^-40
-        /// before it is rounded to f32); NaN for NaN and below 0.
+        /// Replaces each `x[i]`, at least 0, by `x[i]^exponent` computed in f64 (for `|exponent| <= 8` within 2^-40 before it is
+        /// rounded to f32); NaN for NaN and below 0.
         fn pow_inplace(x: &mut [f32], exponent: f32);
 
         /// Softmax of one row in place.
@@ -94,13 +95,13 @@ declare_kernels! {
         fn softmax_numerators_max[simd](row: &mut [f32], scale: f32) -> (f32, f32);
 
         /// Backward of one row of attention: `scores` become the weights `p = exp(scale * s - lse)`. `grads`, the
-        /// gradient of those weights, becomes the gradient of the scores, `scale * p * (dp - delta)`, where `delta` is
-        /// the sum of all `p * dp`. Panics if the lengths differ.
+        /// gradient of those weights, becomes that of the scores, `scale * p * (dp - delta)`, where `delta` is the
+        /// sum of all `p * dp`. Panics if the lengths differ.
         fn softmax_backward(scores: &mut [f32], grads: &mut [f32], scale: f32, lse: f32, delta: f32);
 
-        /// [`Self::softmax_backward`] of scores that the forward capped: the weights are `p = exp(c - lse)` with `c =
-        /// cap * tanh(scale * s / cap)`, the gradient of the scores `scale * (1 - (c / cap)^2) * p * (dp - delta)`.
-        /// Panics if the lengths differ.
+        /// [`Self::softmax_backward`] of scores that the forward capped: the weights are `p = exp(c - lse)` with `c = cap *
+        /// tanh(scale * s / cap)`, the gradient of the scores `scale * (1 - (c / cap)^2) * p * (dp - delta)`. Panics if
+        /// the lengths differ.
         fn softmax_backward_capped(
             scores: &mut [f32],
             grads: &mut [f32],
@@ -196,55 +197,45 @@ declare_kernels! {
         /// weight gradient of the layer that reads it. Panics if the lengths differ.
         fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
 
-        /// `out = max(gate, 0)^2 * up`. Panics if the lengths differ.
-        fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+        /// `out = act(gate) * up`, with the numbers that the activation's parameters have. Panics if the lengths differ.
+        fn act_mul(activation: Activation, numbers: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]);
 
-        /// Backward of [`Self::relu2_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
+        /// Backward of [`Self::act_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
+        fn act_mul_backward(
+            activation: Activation,
+            numbers: [f32; 4],
+            gate: &mut [f32],
+            up: &mut [f32],
+            out: &mut [f32],
+        );
 
-        /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3)))
-        /// * up`. Panics if the lengths differ.
-        fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+        /// Adds to `sums` the gradients of the learned numbers of [`Self::act_mul`] with `up` of 1, where `grads` are those of its
+        /// output. Panics if the lengths differ.
+        fn act_sums(
+            activation: Activation,
+            numbers: [f32; 4],
+            gate: &[f32],
+            grads: &[f32],
+            sums: &mut [f64; 4],
+        );
 
-        /// Backward of [`Self::gelu_tanh_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
-
-        /// GEGLU with the error function: `out = 0.5 gate (1 + erf(gate / sqrt(2))) * up`. Panics if the lengths
-        /// differ.
-        fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// Backward of [`Self::gelu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
-
-        /// `out = (clamp(up, -limit, limit) + offset) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and the
-        /// numbers `[alpha, limit, offset]`: the activation of gpt-oss. Panics if the lengths differ.
+        /// `out = (clamp(up, -limit, limit) + offset) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and the numbers
+        /// `[alpha, limit, offset]`: the activation of gpt-oss. Panics if the lengths differ.
         fn limited_swiglu_mul(numbers: [f32; 3], gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// `out = (positive g² + slope g) up` where `g = gate` is above 0, and `(negative (exp(min(g, eps)) - 1 - g) +
-        /// slope g) up` elsewhere, with the numbers `[positive, negative, slope, eps]`: xIELU. Panics if the lengths
-        /// differ.
-        fn xielu_mul(numbers: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]);
-
-        /// Backward of [`Self::xielu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
-        fn xielu_mul_backward(numbers: [f32; 4], gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
-
-        /// Adds to `sums` what the factors of [`Self::xielu_mul`] above and below 0 are multiplied by, times `grads`.
-        /// Panics if the lengths differ.
-        fn xielu_sums(eps: f32, gate: &[f32], grads: &[f32], sums: &mut [f64; 2]);
 
         /// `x = cap * tanh(scale * x / cap)`, in place.
         fn softcap(x: &mut [f32], scale: f32, cap: f32);
 
-        /// Backward of [`Self::softcap`]: multiplies `grads` by its slope at the values whose results are `y`. Panics
-        /// if the lengths differ.
+        /// Backward of [`Self::softcap`]: multiplies `grads` by its slope at the values whose results are `y`. Panics if
+        /// the lengths differ.
         fn softcap_backward(y: &[f32], scale: f32, cap: f32, grads: &mut [f32]);
 
         /// One AdamW update of `param` by `grad * grad_scale` with the moments `m` and `v`: see
         /// [`AdamWStep`]. Panics if the lengths differ.
         fn adamw(step: &AdamWStep, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]);
 
-        /// Updates the moments `m` and `v` of Adam with the gradients `grad`, which become the direction of the step:
-        /// see [`AdamDirection`]. Panics if the lengths differ.
+        /// Updates the moments `m` and `v` of Adam with the gradients `grad`, which become the direction of the step: see
+        /// [`AdamDirection`]. Panics if the lengths differ.
         fn adam_direction(rule: &AdamDirection, grad: &mut [f32], m: &mut [f32], v: &mut [f32]);
 
         /// One AdamW update of a block of at most [`STATE_BLOCK`](crate::STATE_BLOCK) parameters, whose moments are
@@ -309,13 +300,13 @@ declare_kernels! {
             accumulate: bool,
         );
 
-        /// Product of f32 into `c`, added to it if `accumulate`: rows of C are the lines of `a`, columns the lines of
+        /// Product of f32 into `c`, added to it if `accumulate`: rows of C are the lines of `a`, columns those of
         /// `b`. Used by [`Self::gemm_nt`] and its siblings, which document the result. Panics if the shapes do not
         /// agree.
         fn gemm_f32[simd](a: Operand<'_, f32>, b: Operand<'_, f32>, c: MatMut<'_>, accumulate: bool);
 
         /// Product of bf16 bits into the f32 `c`, added to it if `accumulate`: rows of C are the lines of `a`,
-        /// columns the lines of `b`. Used by [`Self::gemm_bf16_nt`] and its siblings, which document the result. Panics
+        /// columns those of `b`. Used by [`Self::gemm_bf16_nt`] and its siblings, which document the result. Panics
         /// if the shapes do not agree.
         fn gemm_bf16[simd](a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool);
 
@@ -425,8 +416,8 @@ declare_kernels! {
             codes: &mut [i8],
         );
 
-        /// Columns `first..first + n` of the row-major `x[rows, cols]` as rows: `out[j, i] = x[i, first + j]`, where
-        /// `n` is `out.len() / rows`. Panics if a slice is too short or rows do not divide `out`.
+        /// Columns `first..first + n` of the row-major `x[rows, cols]` as rows: `out[j, i] = x[i, first + j]`, where `n`
+        /// is `out.len() / rows`. Panics if a slice is too short or rows do not divide `out`.
         fn transpose_columns(x: &[f32], cols: usize, first: usize, rows: usize, out: &mut [f32]);
 
         /// Rotates every whole run of `order` values in place, `x · diag(signs) · Hᵀ` with the bits of

@@ -2,11 +2,55 @@
 //! Improve Transformer") and squared ReLU (So et al. 2021, "Primer").
 
 use super::exp::{exp, exp_f64_nonpositive};
+use crate::activation::Activation;
 
 /// sqrt(2 / pi)
 const GELU_SLOPE: f32 = 0.797_884_56;
 /// Cubic coefficient of the tanh approximation (Hendrycks & Gimpel 2016, sec. 2).
 const GELU_CUBIC: f32 = 0.044_715;
+
+#[inline(always)]
+pub(crate) fn act_mul(activation: Activation, numbers: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match activation {
+        Activation::Silu => silu_mul(gate, up, out),
+        Activation::Relu2 => relu2_mul(gate, up, out),
+        Activation::GeluTanh => gelu_tanh_mul(gate, up, out),
+        Activation::Gelu => gelu_mul(gate, up, out),
+        Activation::Xielu => xielu_mul(numbers, gate, up, out),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn act_mul_backward(
+    activation: Activation,
+    numbers: [f32; 4],
+    gate: &mut [f32],
+    up: &mut [f32],
+    out: &mut [f32],
+) {
+    match activation {
+        Activation::Silu => silu_mul_backward(gate, up, out),
+        Activation::Relu2 => relu2_mul_backward(gate, up, out),
+        Activation::GeluTanh => gelu_tanh_mul_backward(gate, up, out),
+        Activation::Gelu => gelu_mul_backward(gate, up, out),
+        Activation::Xielu => xielu_mul_backward(numbers, gate, up, out),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn act_sums(
+    activation: Activation,
+    numbers: [f32; 4],
+    gate: &[f32],
+    grads: &[f32],
+    sums: &mut [f64; 4],
+) {
+    assert_eq!(gate.len(), grads.len(), "act_sums: lengths differ");
+    match activation {
+        Activation::Xielu => xielu_sums(numbers[3], gate, grads, sums),
+        Activation::Silu | Activation::Relu2 | Activation::GeluTanh | Activation::Gelu => {}
+    }
+}
 
 #[inline(always)]
 pub(crate) fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
@@ -24,7 +68,7 @@ pub(crate) fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32
 }
 
 #[inline(always)]
-pub(crate) fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated("relu2_mul", gate, up, out, |g| {
         // Formulated so that NaN stays NaN.
         let r = if g < 0.0 { 0.0 } else { g };
@@ -34,7 +78,7 @@ pub(crate) fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
 
 /// `d max(g, 0)²/dg = 2 max(g, 0)`.
 #[inline(always)]
-pub(crate) fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
     gated_backward("relu2_mul_backward", gate, up, out, |g| {
         let r = if g < 0.0 { 0.0 } else { g };
         (r * r, 2.0 * r)
@@ -42,7 +86,7 @@ pub(crate) fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f3
 }
 
 #[inline(always)]
-pub(crate) fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // 0.5 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its relative accuracy for large negative u.
     gated("gelu_tanh_mul", gate, up, out, |g| {
         let u = GELU_SLOPE * (g + GELU_CUBIC * (g * g * g));
@@ -52,7 +96,7 @@ pub(crate) fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
 
 /// With `s = 1 / (1 + e^(-2u))` and `a = g s`: `da/dg = s + a (1 - s) 2 du/dg`.
 #[inline(always)]
-pub(crate) fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
     gated_backward("gelu_tanh_mul_backward", gate, up, out, |g| {
         let u = GELU_SLOPE * (g + GELU_CUBIC * (g * g * g));
         let denominator = 1.0 + exp(-2.0 * u);
@@ -64,7 +108,7 @@ pub(crate) fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut
 }
 
 #[inline(always)]
-pub(crate) fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated("gelu_mul", gate, up, out, |g| {
         let tail = 0.5 * erfc_of_magnitude(f64::from(g) * std::f64::consts::FRAC_1_SQRT_2);
         let below = if g < 0.0 { tail } else { 1.0 - tail };
@@ -74,7 +118,7 @@ pub(crate) fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
 
 /// With the normal distribution Φ and its density φ: `d g Φ(g)/dg = Φ(g) + g φ(g)`.
 #[inline(always)]
-pub(crate) fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
     /// 1 / sqrt(2 pi)
     const DENSITY: f64 = 0.398_942_280_401_432_7;
     gated_backward("gelu_mul_backward", gate, up, out, |g| {
@@ -116,15 +160,11 @@ fn erfc_of_magnitude(x: f64) -> f64 {
     t * exp_f64_nonpositive(p - x * x)
 }
 
-/// `numbers` are `[positive, negative, slope, eps]`: the factors above and below 0, the slope at 0, and the greatest argument
-/// of the exponential.
+/// The numbers are the factor above 0, the factor below 0 without the slope, the slope at 0, and the greatest argument of the
+/// exponential.
 #[inline(always)]
-pub(crate) fn xielu_mul(
-    [positive, negative, slope, eps]: [f32; 4],
-    gate: &[f32],
-    up: &[f32],
-    out: &mut [f32],
-) {
+fn xielu_mul([positive, negative, slope, eps]: [f32; 4], gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let negative = slope + negative;
     gated("xielu_mul", gate, up, out, |g| {
         // Formulated so that NaN stays NaN.
         let below = (exp(if g > eps { eps } else { g }) - 1.0 - g) * negative;
@@ -134,12 +174,13 @@ pub(crate) fn xielu_mul(
 }
 
 #[inline(always)]
-pub(crate) fn xielu_mul_backward(
+fn xielu_mul_backward(
     [positive, negative, slope, eps]: [f32; 4],
     gate: &mut [f32],
     up: &mut [f32],
     out: &mut [f32],
 ) {
+    let negative = slope + negative;
     gated_backward("xielu_mul_backward", gate, up, out, |g| {
         let power = exp(if g > eps { eps } else { g });
         let curved = if g > 0.0 { positive * g * g } else { (power - 1.0 - g) * negative };
@@ -151,8 +192,7 @@ pub(crate) fn xielu_mul_backward(
 
 /// Sums in f64, in order, so that every instruction set gives the same bits.
 #[inline(always)]
-pub(crate) fn xielu_sums(eps: f32, gate: &[f32], grads: &[f32], sums: &mut [f64; 2]) {
-    assert_eq!(gate.len(), grads.len(), "xielu_sums: lengths differ");
+fn xielu_sums(eps: f32, gate: &[f32], grads: &[f32], sums: &mut [f64; 4]) {
     for (&g, &grad) in gate.iter().zip(grads) {
         let below = exp(if g > eps { eps } else { g }) - 1.0 - g;
         if g > 0.0 {
@@ -327,7 +367,7 @@ mod tests {
 
     #[test]
     fn xielu_matches_its_definition() {
-        let numbers = [0.9, 0.7, 0.5, -1e-6];
+        let numbers = [0.9, 0.7 - 0.5, 0.5, -1e-6];
         for i in -200..=200_i16 {
             let x = f32::from(i) * 0.05;
             let mut out = [0.0];

@@ -29,9 +29,8 @@ mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{
-    gelu_mul, gelu_mul_backward, gelu_tanh_mul, gelu_tanh_mul_backward, limited_swiglu_mul, relu2_mul,
-    relu2_mul_backward, silu_mul, silu_mul_backward, softcap, softcap_backward, xielu_mul,
-    xielu_mul_backward, xielu_sums,
+    act_mul, act_mul_backward, act_sums, limited_swiglu_mul, silu_mul, silu_mul_backward, softcap,
+    softcap_backward,
 };
 pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks, encode_blocks_scalar};
 pub(crate) use convert::{

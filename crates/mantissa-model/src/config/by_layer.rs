@@ -4,9 +4,9 @@
 use serde_json::Value;
 
 use super::attention::Heads;
-use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
-use super::mixers::Compression;
-use super::mixers::compressed;
+use crate::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
+use crate::mixer::Compression;
+use crate::mixer::entries;
 use mantissa_arch::Architecture;
 
 /// Heads of the layers without a window.
@@ -176,7 +176,7 @@ impl LayerFeatures {
         }
         if rules.hyper {
             features.hyper = Some(HyperStreams::parse(fields)?);
-            features.compression = compressed::layers(fields, layers)?;
+            features.compression = entries::layers(fields, layers)?;
         }
         if rules.sparsity {
             features.cutoffs = cutoffs(fields, layers)?;

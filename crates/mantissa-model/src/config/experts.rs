@@ -3,8 +3,9 @@
 use mantissa_store::convention::StackForm;
 use serde_json::Value;
 
-use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
-use super::mixers::blocks::{Block, blocks};
+use crate::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
+use crate::mixer::halves::{Block, blocks};
+use crate::sizes::LimitedSwiglu;
 use mantissa_arch::features::{DenseMlp, Scores};
 use mantissa_arch::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
 
@@ -54,17 +55,6 @@ pub struct SharedExperts {
     pub gated: bool,
     /// True if the results of routed and shared experts are averaged, not added (Command A+).
     pub averaged: bool,
-}
-
-/// `(up + offset) · gate · sigmoid(alpha · gate)` with `gate` at most `limit` and `up` within `±limit`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LimitedSwiglu {
-    /// Factor in the sigmoid.
-    pub alpha: f32,
-    /// Limit of gate and up.
-    pub limit: f32,
-    /// Number that is added to up.
-    pub offset: f32,
 }
 
 /// Choice and weights of a token's experts, from the router's logits.

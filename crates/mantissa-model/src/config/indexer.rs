@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::attention::Latent;
-use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
+use crate::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
+use crate::sizes::Latent;
 use mantissa_arch::Architecture;
 
 /// Indexer that chooses the tokens that a query attends to (DeepSeek Sparse Attention, arXiv 2512.02556, sec. 2.1). A

@@ -1,7 +1,7 @@
 //! Constant factors of the parts of a layer.
 
-use super::fields::{ConfigError, Fields};
-use super::mixers::rules::list;
+use crate::fields::{ConfigError, Fields};
+use crate::mixer::rules::list;
 
 /// Constant factors of attention, mixer and MLP (Falcon-H1, from its maximal update parametrization).
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Rotary parameters of a configuration, in the new form (`rope_parameters`) and the old one (`rope_theta`,
 //! `rope_scaling`).
 
-use super::fields::{ConfigError, Fields, MAX_POSITIONS};
+use crate::fields::{ConfigError, Fields, MAX_POSITIONS};
 use crate::rope::{LongRope, Rope, RopeScaling, Yarn, yarn_mscale};
 use mantissa_arch::rules::RopeRules;
 

@@ -1,8 +1,9 @@
 //! Constant factors of a model, and limits of scores and logits.
 
-use super::attention::{Heads, Latent};
-use super::fields::{ConfigError, Fields};
+use super::attention::Heads;
+use crate::fields::{ConfigError, Fields};
 use crate::rope::{RopeScaling, yarn_mscale};
+use crate::sizes::Latent;
 use mantissa_arch::Architecture;
 use mantissa_arch::rules::{LogitScale, QueryScale};
 

@@ -3,7 +3,7 @@
 use mantissa_kernels::CausalAttention;
 
 use crate::attention::Attention;
-use crate::config::{DenseMlp, Mixing, ModelConfig, Recurrent};
+use crate::config::{Activation, DenseMlp, Mixing, ModelConfig, Recurrent};
 use crate::experts::Experts;
 use crate::frame::{Frame, scaled};
 use crate::indexer::IndexerFlow;
@@ -243,6 +243,11 @@ impl LayerFlow {
     fn mixed(&self) -> Option<View> {
         let recurrent = self.recurrent.as_ref()?;
         Some(View::new(Buffer::Attended, self.mixed_from()).then(recurrent.width()))
+    }
+
+    /// Activation of the MLP.
+    pub fn activation(&self) -> Activation {
+        self.gating.activation
     }
 
     /// Returns the numbers of the activation from the layer's vectors, for [`activate`](Self::activate).

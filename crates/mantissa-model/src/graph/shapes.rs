@@ -41,7 +41,7 @@ impl ModelConfig {
         match kind {
             LinearKind::Q if self.latent.is_some() => (self.latent_query_width(), d, false),
             // Each head's query, then its gate.
-            LinearKind::Q if self.gated_attention => (2 * q, d, biases.qkv),
+            LinearKind::Q if self.attention.gated => (2 * q, d, biases.qkv),
             LinearKind::Q => (q, d, biases.qkv),
             LinearKind::K | LinearKind::V => (kv, d, biases.qkv),
             LinearKind::O if self.latent.is_some() => (d, self.attended_width(), biases.output),

@@ -1,7 +1,7 @@
 //! Small parameters of decoder layers: projections that are never quantized, and vectors.
 
-use crate::config::{Activation, DenseMlp, ModelConfig};
-use mantissa_arch::kinds::{HyperPart, HyperSite, SideInfo, SideKind, VectorKind, XieluPart};
+use crate::config::{DenseMlp, ModelConfig};
+use mantissa_arch::kinds::{HyperPart, HyperSite, SideInfo, SideKind, VectorKind};
 
 impl ModelConfig {
     /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.
@@ -95,7 +95,7 @@ impl ModelConfig {
     pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
         let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
         vectors.extend(self.hyper_vectors(layer));
-        if self.sinks && self.attends(layer) {
+        if self.attention.sinks && self.attends(layer) {
             vectors.push((VectorKind::Sinks, vec![self.num_attention_heads]));
         }
         if let Some(indexer) = self.indexer.as_ref().filter(|indexer| indexer.own[layer]) {
@@ -113,9 +113,8 @@ impl ModelConfig {
         if let Some(experts) = experts.filter(|experts| experts.hashed[layer]) {
             vectors.push((VectorKind::TokenExperts, vec![self.vocab_size, experts.per_token]));
         }
-        if self.hidden_act == Activation::Xielu && self.has_mlp[layer] {
-            vectors.extend(XieluPart::ALL.map(|part| (VectorKind::Xielu(part), part.shape())));
-        }
+        let parameters = self.hidden_act.parameters().iter().filter(|_| self.has_mlp[layer]);
+        vectors.extend(parameters.map(|one| (VectorKind::Activation(one.name), one.shape())));
         vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
         vectors.extend(self.by_layer.streams.map(|_| (VectorKind::StreamScale, vec![self.hidden_size])));
         if let Some(experts) = experts.filter(|experts| experts.dense == DenseMlp::Normed) {

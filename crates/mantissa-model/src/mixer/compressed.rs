@@ -25,14 +25,75 @@ use std::cell::RefCell;
 use mantissa_kernels::{CausalAttention, ScoreRules, for_each, kernels};
 
 use super::blocks::{Angles, Blocks, History, OfBlocks, keep, rotate_end};
-use super::{
-    GgufAround, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, matmuls, side, split_rows,
-    take,
-};
-use crate::config::{CompressedAttention, CompressedIndex, Compression};
+use super::entries::{CompressedIndex, Compression, rotated};
+use super::frame::{MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, matmuls, side, split_rows, take};
+use super::gguf::{GgufAround, Uncomputed};
+use super::halves::{Mixing, all_have_mlp};
+use super::rules::{Around, MixerRules};
+use crate::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 use crate::operators::Operators;
 use crate::program::{Op, Output, View};
 use mantissa_arch::kinds::{LinearInput, LinearKind, SideInfo, SideKind, VectorKind};
+
+/// Sizes of compressed attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CompressedAttention {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the rotated part of a head, at its end, even.
+    pub rotated: usize,
+    /// Width of the latent of the queries.
+    pub q_rank: usize,
+    /// Groups of heads of the output projection.
+    pub groups: usize,
+    /// Values that each group is projected to.
+    pub group_rank: usize,
+    /// Last tokens that a query attends to, itself included.
+    pub window: usize,
+    /// Indexer of layers with overlapping entries.
+    pub index: CompressedIndex,
+    /// Entries of the layer; `None` if it attends to the window alone.
+    pub compression: Option<Compression>,
+    /// Epsilon of the norms.
+    pub eps: f32,
+}
+
+/// Attention to a window and to compressed entries in every layer, by `layer_types`, or else `compress_ratios`
+/// (DeepSeek-V4).
+pub(crate) const COMPRESSED: MixerRules<CompressedAttention> =
+    MixerRules { mixer, halves: |_, layers| Ok(all_have_mlp(vec![Mixing::Recurrent; layers])), layers: None };
+
+/// Parses the mixer, without the entries of a layer.
+fn mixer(
+    fields: Fields<'_>,
+    &Around { hidden, heads, head_dim, eps }: &Around,
+) -> Result<CompressedAttention, ConfigError> {
+    let size = |field, limit: u64, default| {
+        Ok::<usize, ConfigError>(fields.optional_size(field, 1..=limit)?.unwrap_or(default))
+    };
+    let rotated = rotated(fields, head_dim)?;
+    let groups = size("o_groups", heads as u64, 8)?;
+    if !heads.is_multiple_of(groups) {
+        return Err(fields.error("o_groups", format!("a divisor of num_attention_heads, which is {heads}")));
+    }
+    Ok(CompressedAttention {
+        hidden,
+        heads,
+        head_dim,
+        rotated,
+        q_rank: size("q_lora_rank", MAX_WIDTH, 1024)?,
+        groups,
+        group_rank: size("o_lora_rank", MAX_WIDTH / groups as u64, 1024)?,
+        window: size("sliding_window", MAX_POSITIONS, 128)?,
+        index: CompressedIndex::parse(fields, rotated)?,
+        compression: None,
+        eps,
+    })
+}
 
 /// Width of the blocks in which llama.cpp rotates index keys.
 const ROTATED_BLOCK: usize = 64;

@@ -18,6 +18,15 @@ pub struct GgufAround {
     pub eps: f32,
     /// How the architecture states its mixers in GGUF.
     pub recurrence: Recurrence,
+    /// Fields that the architecture's `config.json` names differently: `(ours, its own)`.
+    pub aliases: &'static [(&'static str, &'static str)],
+}
+
+impl GgufAround {
+    /// Returns the name that the architecture's `config.json` has for a field.
+    pub(super) fn own_field(&self, field: &'static str) -> &'static str {
+        self.aliases.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, own)| own)
+    }
 }
 
 /// A value that llama.cpp does not compute.

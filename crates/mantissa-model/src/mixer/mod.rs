@@ -4,241 +4,172 @@
 //! of its output projection. Its state is in f32: the last inputs of a causal convolution and, for most mixers, one matrix
 //! per head, all of constant size; or the keys of a window and entries for earlier tokens (`compressed`). Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
 //! independent, so it has the same bits on any number of threads.
+//!
+//! This file is the list of mixers. A mixer is a file here, with its sizes, the fields of `config.json` that state them, its
+//! parameters, its computation, and its keys and limits in GGUF (trait [`Mixer`](frame::Mixer)).
 
 mod blocks;
 mod channel_delta;
 mod compressed;
 mod convolution;
 mod delta;
-mod dispatch;
+pub(crate) mod entries;
+mod frame;
 mod gguf;
+pub(crate) mod halves;
+pub(crate) mod rules;
 mod selective;
 mod short;
 mod state_space;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 
-use mantissa_kernels::{for_each, kernels};
 use mantissa_store::convention::gguf::DeltaHeads;
 
+pub use self::channel_delta::ChannelDelta;
+pub use self::compressed::CompressedAttention;
+pub use self::delta::GatedDelta;
+pub use self::entries::{CompressedIndex, Compression};
+use self::frame::Mixer;
+pub(crate) use self::frame::{MixRows, MixerLinear, softplus};
+pub use self::frame::{StateShape, States};
 pub use self::gguf::{GgufAround, Uncomputed};
-pub use crate::config::{
-    ChannelDelta, CompressedAttention, CompressedIndex, Compression, GatedDelta, Mixing, Recurrent,
-    ResultNorm, SelectiveScan, ShortConvolution, StateSpace,
-};
-use crate::operators::{Operators, Sequences};
-use crate::program::{Op, Output, View};
-use mantissa_arch::kinds::{LinearInput, LinearKind, SideInfo, SideKind, VectorKind};
+use self::halves::Halves;
+pub use self::halves::Mixing;
+use self::rules::{Around, MixerRules};
+pub use self::selective::SelectiveScan;
+pub use self::short::ShortConvolution;
+pub use self::state_space::{ResultNorm, StateSpace};
+use crate::fields::{ConfigError, Fields};
 
-/// Size of the state of one sequence in one layer, in f32 values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StateShape {
-    /// Last inputs of the convolution, `[kernel - 1, channels]`, or all of the state of a mixer without heads.
-    pub tail: usize,
-    /// Last values of the tail that are written once, as tokens come, and do not change.
-    pub grows: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Values of one head.
-    pub head: usize,
+/// Recurrent mixer of a model, the same in all of its recurrent layers but for compressed entries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Recurrent {
+    /// Gated DeltaNet.
+    GatedDelta(GatedDelta),
+    /// Kimi delta attention.
+    ChannelDelta(ChannelDelta),
+    /// Gated short convolution.
+    ShortConvolution(ShortConvolution),
+    /// Mamba-2.
+    StateSpace(StateSpace),
+    /// Mamba.
+    SelectiveScan(SelectiveScan),
+    /// Compressed attention.
+    CompressedAttention(CompressedAttention),
 }
 
-impl StateShape {
-    /// Number of values.
-    pub fn values(&self) -> usize {
-        self.tail + self.heads * self.head
+impl Recurrent {
+    /// Returns the mixer of a layer with these compressed entries; other mixers are the same in every layer.
+    pub(crate) fn with_entries(self, compression: Option<Compression>) -> Self {
+        match self {
+            Recurrent::CompressedAttention(mixer) => {
+                Recurrent::CompressedAttention(CompressedAttention { compression, ..mixer })
+            }
+            other => other,
+        }
+    }
+}
+
+impl Recurrent {
+    /// Returns the mixer.
+    pub(crate) fn mixer(&self) -> &dyn Mixer {
+        match self {
+            Recurrent::GatedDelta(mixer) => mixer,
+            Recurrent::ChannelDelta(mixer) => mixer,
+            Recurrent::ShortConvolution(mixer) => mixer,
+            Recurrent::StateSpace(mixer) => mixer,
+            Recurrent::SelectiveScan(mixer) => mixer,
+            Recurrent::CompressedAttention(mixer) => mixer,
+        }
     }
 
-    /// Number of values that a pass may change.
-    pub fn changed(&self) -> usize {
-        self.values() - self.grows
+    /// Size of the state of one sequence of up to `context` tokens in one layer.
+    pub fn state(&self, context: usize) -> StateShape {
+        self.mixer().state(context)
     }
-
-    /// Number of bytes.
-    pub fn bytes(&self) -> u64 {
-        4 * self.values() as u64
-    }
-}
-
-/// States of one layer, of several sequences. A sequence that begins in a pass, at position 0, ignores and replaces
-/// what its slot holds.
-#[derive(Debug)]
-pub struct States<'a> {
-    /// Last inputs of the convolution, `[slots, tail]`.
-    pub tails: &'a mut [f32],
-    /// States of the heads, `[heads, slots, values of a head]`.
-    pub heads: &'a mut [f32],
-    /// Number of slots.
-    pub slots: usize,
-    /// Slot of each sequence of the pass.
-    pub of: &'a [usize],
-}
-
-/// Largest number of linear layers of a mixer.
-pub(crate) const MOST_LINEARS: usize = 4;
-
-/// A linear layer of a mixer.
-pub(crate) struct MixerLinear {
-    pub(crate) kind: LinearKind,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    pub(crate) bias: bool,
-}
-
-/// Rows of a pass through a mixer.
-pub(crate) struct MixRows<'a> {
-    /// Sequences of the pass.
-    pub(crate) seqs: &'a Sequences<'a>,
-    /// States of the sequences; `None` for whole sequences without a cache.
-    pub(crate) states: Option<States<'a>>,
-    /// Largest number of threads.
-    pub(crate) threads: usize,
-    /// Scratch that [`Mixer::project`] filled.
-    pub(crate) scratch: &'a mut [f32],
-    /// Input of the output projection, `[rows, width]`.
-    pub(crate) out: &'a mut [f32],
-    /// Cosines and sines of the layer by position, `[positions, half the rotated width]`.
-    pub(crate) cos: &'a [f32],
-    pub(crate) sin: &'a [f32],
-}
-
-/// A recurrent token mixer.
-pub(crate) trait Mixer {
-    /// Name for messages.
-    fn name(&self) -> &'static str;
-
-    /// Lists its linear layers, in the order of the forward pass; the output projection is the last. Without an
-    /// allocation, because passes check sizes.
-    fn linears(&self) -> [Option<MixerLinear>; MOST_LINEARS];
-
-    /// Lists its small projections, which stay unquantized.
-    fn sides(&self) -> Vec<SideInfo>;
-
-    /// Lists its vectors and their shapes in a checkpoint.
-    fn vectors(&self) -> Vec<(VectorKind, Vec<usize>)>;
-
-    /// Size of the state of a sequence of up to `context` tokens.
-    fn state(&self, context: usize) -> StateShape;
 
     /// Width of the input of the output projection.
-    fn width(&self) -> usize;
-
-    /// Values of scratch per row.
-    fn scratch(&self) -> usize;
-
-    /// Projects the normed states `x` `[rows, hidden]` into scratch.
-    fn project(&self, x: View, ops: &mut Vec<Op>);
-
-    /// Mixes the tokens of each sequence into `rows.out`, and advances their states. Padding is 0.
-    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>);
+    pub fn width(&self) -> usize {
+        self.mixer().width()
+    }
 
     /// Keys of a GGUF file after the architecture's name, and their numbers.
-    fn gguf_numbers(&self) -> Vec<(&'static str, usize)>;
+    pub fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        self.mixer().gguf_numbers()
+    }
 
     /// Checks that llama.cpp computes the mixer.
     ///
     /// # Errors
     /// [`Uncomputed`] for the first value that it does not.
-    fn check_gguf(&self, _around: &GgufAround) -> Result<(), Uncomputed> {
-        Ok(())
+    pub fn check_gguf(&self, around: &GgufAround) -> Result<(), Uncomputed> {
+        self.mixer().check_gguf(around)
     }
 
     /// What llama.cpp computes differently, in a model whose norms have `eps`.
-    fn gguf_note(&self, _eps: f32) -> Option<String> {
-        None
+    pub fn gguf_note(&self, eps: f32) -> Option<String> {
+        self.mixer().gguf_note(eps)
     }
 
     /// Heads of gated DeltaNet, whose rows GGUF files may hold in another order.
-    fn delta_heads(&self) -> Option<DeltaHeads> {
-        None
+    pub fn delta_heads(&self) -> Option<DeltaHeads> {
+        self.mixer().delta_heads()
     }
 
-    /// The mixer's Mamba-2.
-    fn state_space(&self) -> Option<&StateSpace> {
-        None
+    /// Groups of heads, into which GGUF files split the weights of the mixer's norm.
+    pub fn groups(&self) -> usize {
+        self.mixer().groups()
     }
-}
 
-/// Runs linear layers of a mixer on the states `x`.
-fn matmuls<const N: usize>(x: View, outputs: [(LinearKind, View); N]) -> Op {
-    let outputs = outputs.map(|(linear, out)| Output { linear, out, add: false }).to_vec();
-    Op::Matmuls { input: LinearInput::Qkv, x, outputs }
-}
+    /// Epsilon of the mixer's norm, if a GGUF file states it as that of the model.
+    pub fn gguf_eps(&self) -> Option<f32> {
+        self.mixer().gguf_eps()
+    }
 
-/// Returns a side of `rows` outputs that reads the layer's input of width `cols`.
-fn side(kind: SideKind, rows: usize, cols: usize) -> SideInfo {
-    SideInfo { kind, rows, cols, bias: false }
-}
+    /// Rows of each part of the input projection that constant factors multiply apart; none if one factor is for all.
+    pub fn input_parts(&self) -> Vec<usize> {
+        self.mixer().input_parts()
+    }
 
-/// States of one head, `[slots, values]`, and the slot of each sequence of the pass.
-type HeadStates<'a> = Option<(&'a mut [f32], &'a [usize])>;
-
-/// Runs every head as a task of its own, on up to `threads` threads: `run` gets its number, its states, of `size` values a
-/// slot, and its part of `out` `[heads, part]`.
-fn for_each_head(
-    threads: usize,
-    (states, size): (Option<States<'_>>, usize),
-    (out, part): (&mut [f32], usize),
-    run: impl Fn(usize, HeadStates<'_>, &mut [f32]) + Sync,
-) {
-    let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
-    let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * size));
-    let tasks = out.chunks_mut(part).enumerate();
-    let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
-    for_each(threads, tasks, |(head, out, states)| run(head, states.map(|states| (states, of)), out));
-}
-
-/// Runs `step` with every token's row and the state of its sequence, in order, for one head. Sequences without a cache
-/// have `own`, one after another.
-fn for_each_token(
-    seqs: &Sequences<'_>,
-    mut states: HeadStates<'_>,
-    own: &mut [f32],
-    mut step: impl FnMut(usize, &mut [f32]),
-) {
-    let (size, mut first) = (own.len(), 0);
-    for (i, &len) in seqs.lens.iter().enumerate() {
-        let state = match &mut states {
-            Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
-            None => &mut *own,
-        };
-        if seqs.start(i) == 0 {
-            state.fill(0.0);
-        }
-        (first..first + len).for_each(|row| step(row, state));
-        first += len;
+    /// Name for messages.
+    pub fn name(&self) -> &'static str {
+        self.mixer().name()
     }
 }
 
-/// Copies the results of one token out of `heads` `[heads, tokens, width]` into `out` `[heads · width]`.
-fn join_heads(heads: &[f32], tokens: usize, row: usize, width: usize, out: &mut [f32]) {
-    for (head, out) in out.chunks_exact_mut(width).enumerate() {
-        let at = (head * tokens + row) * width;
-        out.copy_from_slice(&heads[at..at + width]);
+/// Rules of a mixer of the list.
+pub(crate) struct Rules {
+    /// Parses the mixer.
+    pub(crate) mixer: Box<dyn Fn(Fields<'_>, &Around) -> Result<Recurrent, ConfigError>>,
+    /// Parses the halves of each of this number of layers.
+    pub(crate) halves: fn(Fields<'_>, usize) -> Result<Halves, ConfigError>,
+    /// Parses the number of layers, if `num_hidden_layers` does not state it.
+    pub(crate) layers: Option<fn(Fields<'_>) -> Result<usize, ConfigError>>,
+}
+
+impl Rules {
+    fn new<M: 'static>(rules: MixerRules<M>, of: fn(M) -> Recurrent) -> Self {
+        let MixerRules { mixer, halves, layers } = rules;
+        Rules { mixer: Box::new(move |fields, around| mixer(fields, around).map(of)), halves, layers }
+    }
+
+    /// Finds the rules that architectures call by this name.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        Some(match name {
+            "gated delta" => Self::new(delta::GATED_DELTA, Recurrent::GatedDelta),
+            "joined gated delta" => Self::new(delta::JOINED_GATED_DELTA, Recurrent::GatedDelta),
+            "channel delta" => Self::new(channel_delta::CHANNEL_DELTA, Recurrent::ChannelDelta),
+            "short convolution" => Self::new(short::SHORT_CONVOLUTION, Recurrent::ShortConvolution),
+            "selective scan" => Self::new(selective::SELECTIVE_SCAN, Recurrent::SelectiveScan),
+            "state space" => Self::new(state_space::STATE_SPACE, Recurrent::StateSpace),
+            "state space blocks" => Self::new(state_space::STATE_SPACE_BLOCKS, Recurrent::StateSpace),
+            "state space alone" => Self::new(state_space::STATE_SPACE_ALONE, Recurrent::StateSpace),
+            "parallel state space" => Self::new(state_space::PARALLEL_STATE_SPACE, Recurrent::StateSpace),
+            "compressed attention" => Self::new(compressed::COMPRESSED, Recurrent::CompressedAttention),
+            _ => return None,
+        })
     }
 }
-
-/// Splits scratch into parts `[rows, width]` of these widths.
-fn split_rows<const N: usize>(rows: usize, widths: [usize; N], mut scratch: &mut [f32]) -> [&mut [f32]; N] {
-    widths.map(|width| take(&mut scratch, rows * width))
-}
-
-/// Splits the first `n` values off `rest`.
-fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
-    let (first, others) = std::mem::take(rest).split_at_mut(n);
-    *rest = others;
-    first
-}
-
-/// `ln(1 + e^x)`.
-pub(crate) fn softplus(x: f64) -> f64 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
-}
-
-/// Multiplies `x` by the inverse of its Euclidean norm and by `scale`, into `out`.
-fn unit(x: &[f32], eps: f32, scale: f32, out: &mut [f32]) {
-    let factor = scale / (kernels().dot(x, x) + eps).sqrt();
-    out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests;

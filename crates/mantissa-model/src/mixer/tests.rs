@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use super::frame::*;
 use super::*;
 use crate::error::ForwardError;
 use crate::flow::weights;
-use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, Job, MlpRows};
-use crate::program::{Buffer, Scope};
-use mantissa_arch::kinds::{LinearInput, NormKind};
+use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, Job, MlpRows, Operators, Sequences};
+use crate::program::{Buffer, Scope, View};
+use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
 const INNER: usize = 12;
 const RANK: usize = 3;
@@ -279,6 +280,13 @@ fn all() -> Vec<Recurrent> {
         Recurrent::SelectiveScan(selective()),
         Recurrent::ShortConvolution(ShortConvolution { hidden: 1, kernel: 3, bias: true }),
     ]
+}
+
+#[test]
+fn every_architecture_names_a_mixer_of_the_list() {
+    for row in mantissa_arch::Architecture::all() {
+        assert!(row.recurrent.is_none_or(|name| Rules::find(name).is_some()), "{row:?}");
+    }
 }
 
 #[test]

@@ -129,7 +129,7 @@ pub(crate) fn values(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Sit
         && config.latent.is_none()
         && config.clip_qkv.is_none()
         // A norm of the values, or another layer's output projection, would see the change.
-        && !config.value_norm
+        && !config.attention.value_norm
         && config.by_layer.shared_from == config.num_hidden_layers
         && !config.has_sub_norms();
     let find = |kind| linears.iter().find(|info| info.kind == kind);

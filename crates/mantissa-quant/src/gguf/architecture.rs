@@ -6,8 +6,7 @@ use mantissa_model::config::{Experts, Latent, NormPlaces, Recurrent, Scores};
 use mantissa_model::rope::{Rope, RopeScaling};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::gguf::{
-    Architecture, GgufExperts, Indexers, LONG_ROPE, LocalTheta, ROPE_FACTORS, Recurrence, Sizes, UNROTATED,
-    Windows, Yarn,
+    Architecture, GgufExperts, Indexers, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, UNROTATED, Windows, Yarn,
 };
 use mantissa_store::gguf::{Value, ValueType};
 
@@ -45,10 +44,11 @@ fn plain_sizes(config: &ModelConfig) -> Sizes {
         rotated: config.rotary_dim,
         vocab: config.vocab_size,
         // Divided with the residual stream (`ModelConfig::residual_scale`), except in a mixer.
-        eps: match config.recurrent.as_ref().and_then(Recurrent::state_space) {
-            Some(mixer) => mixer.eps,
-            None => config.rms_norm_eps * config.residual_scale * config.residual_scale,
-        },
+        eps: config
+            .recurrent
+            .as_ref()
+            .and_then(Recurrent::gguf_eps)
+            .unwrap_or(config.rms_norm_eps * config.residual_scale * config.residual_scale),
         rope_theta: config.rope.theta as f32,
     }
 }
@@ -105,7 +105,7 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
         LocalTheta::Default(theta) => theta,
         _ => config.rope.theta,
     };
-    let local = config.local_rope.as_ref().filter(|_| row.recurrence != Recurrence::Compressed);
+    let local = config.local_rope.as_ref().filter(|_| row.recurrence.is_none_or(|mixers| !mixers.attends));
     if let Some(local) = local.filter(|local| local.theta != default) {
         keys.put("rope.freq_base_swa", Value::F32(local.theta as f32));
     }
@@ -129,8 +129,8 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
         put_by_layer(&mut keys, config);
     }
     put_streams(&mut keys, config);
-    put_compressed(&mut keys, row, config);
     put_recurrence(&mut keys, row, config);
+    put_compressed(&mut keys, row, config);
     if row.parallel_key {
         keys.put("use_parallel_residual", Value::Bool(config.norm_places == NormPlaces::Parallel));
     }

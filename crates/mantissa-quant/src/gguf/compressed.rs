@@ -1,9 +1,9 @@
-//! Compressed attention, mixed streams and experts chosen by the token (DeepSeek-V4) in GGUF: their keys, and what llama.cpp's
+//! Entries of compressed attention, mixed streams and experts chosen by the token (DeepSeek-V4) in GGUF: their keys, and what llama.cpp's
 //! loader and graph fix (`src/models/deepseek4.cpp`).
 
 use mantissa_model::ModelConfig;
 use mantissa_model::config::Experts;
-use mantissa_store::convention::gguf::{Architecture, GgufExperts, Recurrence};
+use mantissa_store::convention::gguf::{Architecture, GgufExperts};
 use mantissa_store::gguf::{Value, ValueType};
 
 use super::keys::Keys;
@@ -17,10 +17,11 @@ const RATIOS: [usize; 2] = [4, 128];
 /// Number of llama.cpp for scores that are roots of softplus.
 const SQRT_SOFTPLUS: u32 = 4;
 
-/// Lists the keys of attention, streams and experts.
+/// Lists the keys of entries, streams and experts.
 pub(super) fn put_compressed(keys: &mut Keys, row: &Architecture, config: &ModelConfig) {
-    let (Some(mixer), Recurrence::Compressed) = (&config.recurrent, row.recurrence) else { return };
-    mixer.gguf_numbers().into_iter().for_each(|(key, number)| keys.put_number(key, number));
+    if row.recurrence.is_none_or(|mixers| !mixers.attends) {
+        return;
+    }
     let ratios = config.by_layer.compression.iter().map(|entries| entries.map_or(0, |entries| entries.ratio));
     keys.put_numbers("attention.compress_ratios", ratios);
     // Layers without entries have a rotary base of their own, the model's in GGUF.
@@ -50,7 +51,7 @@ impl Limits<'_> {
     /// Checks what llama.cpp fixes of attention and streams.
     pub(super) fn check_compressed(&self) -> Result<()> {
         let by_layer = &self.config.by_layer;
-        if self.row.recurrence != Recurrence::Compressed {
+        if self.row.recurrence.is_none_or(|mixers| !mixers.attends) {
             return Ok(());
         }
         if let Some(streams) = by_layer.hyper.filter(|streams| streams.count != STREAMS) {
@@ -63,7 +64,7 @@ impl Limits<'_> {
             let allowed = format!("{} and {}: llama.cpp has no other", RATIOS[0], RATIOS[1]);
             return self.refuse("compress_rates", other.ratio.to_string(), &allowed);
         }
-        self.check_mixer()
+        Ok(())
     }
 
     /// Checks experts of which the first layers choose by the token.

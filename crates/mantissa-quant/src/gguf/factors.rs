@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mantissa_model::config::{Recurrent, StateSpace};
+use mantissa_model::config::Recurrent;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
 use serde_json::{Value, json};
@@ -102,13 +102,13 @@ impl Factors {
         let factor = |field: &str| number(&fields[field]).unwrap_or(1.0);
         let listed = |field: &str, i: usize| number(&fields[field][i]).unwrap_or(1.0);
         let input = factor("ssm_in_multiplier");
-        let rows = match config.recurrent.as_ref().and_then(Recurrent::state_space) {
-            Some(&StateSpace { heads, head_dim, groups, state, .. }) => {
-                let (inner, state) = (heads * head_dim, groups * state);
-                let parts = [inner, inner, state, state, heads].into_iter().enumerate();
-                parts.flat_map(|(i, n)| vec![listed("ssm_multipliers", i) * input; n]).collect()
+        let parts = config.recurrent.as_ref().map_or_else(Vec::new, Recurrent::input_parts);
+        let rows = match parts.is_empty() {
+            true => vec![input],
+            false => {
+                let of_part = |(i, n)| vec![listed("ssm_multipliers", i) * input; n];
+                parts.into_iter().enumerate().flat_map(of_part).collect()
             }
-            None => vec![input],
         };
         Factors {
             embedding: factor("embedding_multiplier"),

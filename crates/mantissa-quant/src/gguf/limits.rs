@@ -7,9 +7,7 @@ use mantissa_model::rope::{RopeScaling, Yarn, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{
-    self, Architecture, GgufExperts, Presence, Recurrence, Unrotated, Windows,
-};
+use mantissa_store::convention::gguf::{self, Architecture, GgufExperts, Presence, Unrotated, Windows};
 
 use crate::error::{QuantError, Result};
 
@@ -71,7 +69,7 @@ impl Limits<'_> {
     /// Refuses windows that llama.cpp does not have, or has on other layers.
     fn check_windows(&self) -> Result<()> {
         let config = self.config;
-        let everywhere = self.row.recurrence == Recurrence::Compressed;
+        let everywhere = self.row.recurrence.is_some_and(|mixers| mixers.attends);
         if everywhere || matches!(self.row.windows, Windows::Listed { .. }) {
             return Ok(());
         }

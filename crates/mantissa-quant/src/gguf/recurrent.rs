@@ -4,7 +4,7 @@
 use mantissa_model::ModelConfig;
 use mantissa_model::config::{Mixing, Multipliers};
 use mantissa_model::mixer::{GgufAround, Uncomputed};
-use mantissa_store::convention::gguf::{Architecture, Recurrence, Unrotated};
+use mantissa_store::convention::gguf::{Architecture, LayerTypes, MixerLayers, Unrotated};
 use mantissa_store::gguf::{Value, ValueType};
 
 use super::keys::Keys;
@@ -13,26 +13,19 @@ use crate::error::Result;
 
 /// Lists the keys of the mixers and of the layers that have them.
 pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &ModelConfig) {
-    let Some(recurrent) = &config.recurrent else { return };
-    if row.recurrence != Recurrence::Compressed {
-        recurrent.gguf_numbers().into_iter().for_each(|(key, number)| keys.put_number(key, number));
+    let (Some(recurrent), Some(mixers)) = (&config.recurrent, row.recurrence) else { return };
+    recurrent.gguf_numbers().into_iter().for_each(|(key, number)| keys.put_number(key, number));
+    match mixers.layers {
+        MixerLayers::Every => {}
+        MixerLayers::Interval => put_interval(keys, config),
+        MixerLayers::WithoutKeys => {
+            // llama.cpp counts one head of keys and values in latent attention.
+            let own = if config.latent.is_some() { 1 } else { config.num_key_value_heads };
+            let heads = |mixing: &Mixing| if mixing.attends() { own } else { 0 };
+            keys.put_numbers("attention.head_count_kv", config.mixing.iter().map(heads));
+        }
     }
-    if matches!(row.recurrence, Recurrence::GatedDelta { .. }) {
-        put_delta_layers(keys, config);
-    }
-    if !matches!(
-        row.recurrence,
-        Recurrence::GatedDelta { .. }
-            | Recurrence::Parallel
-            | Recurrence::StateSpaceAlone
-            | Recurrence::Compressed
-    ) {
-        // llama.cpp counts one head of keys and values in latent attention.
-        let own = if config.latent.is_some() { 1 } else { config.num_key_value_heads };
-        let heads = |mixing: &Mixing| if mixing.attends() { own } else { 0 };
-        keys.put_numbers("attention.head_count_kv", config.mixing.iter().map(heads));
-    }
-    if row.recurrence == (Recurrence::StateSpace { blocks: true }) {
+    if mixers.types == LayerTypes::Blocks {
         let mlp = config.experts.as_ref().map_or(config.intermediate_size, |experts| experts.width);
         let width = |has: &bool| if *has { mlp } else { 0 };
         keys.put_numbers("feed_forward_length", config.has_mlp.iter().map(width));
@@ -54,7 +47,7 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
 }
 
 /// Puts the period of the layers with attention, or a flag for each layer if there is none.
-fn put_delta_layers(keys: &mut Keys, config: &ModelConfig) {
+fn put_interval(keys: &mut Keys, config: &ModelConfig) {
     let recurs = |layer: usize| config.mixing[layer - 1].recurs();
     let layers = config.num_hidden_layers;
     let fits = |interval: &usize| (1..=layers).all(|layer| recurs(layer) != layer.is_multiple_of(*interval));
@@ -81,23 +74,17 @@ impl Limits<'_> {
                 "1: llama.cpp has none; fix: `quantize --format gguf` alone multiplies them into the weights";
             return self.refuse("mlp_multipliers and others", "other numbers", allowed);
         }
-        match self.row.recurrence {
-            // After its streams and entries.
-            Recurrence::Compressed => Ok(()),
-            _ => self.check_mixer(),
-        }
-    }
-
-    /// Checks the mixer by itself.
-    pub(super) fn check_mixer(&self) -> Result<()> {
         let config = self.config;
-        let Some(recurrent) = &config.recurrent else { return Ok(()) };
+        let (Some(recurrent), Some(recurrence)) = (&config.recurrent, self.row.recurrence) else {
+            return Ok(());
+        };
         let around = GgufAround {
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
             q_rank: config.latent.and_then(|latent| latent.q_rank),
             eps: config.rms_norm_eps,
-            recurrence: self.row.recurrence,
+            recurrence,
+            aliases: config.architecture.aliases,
         };
         match recurrent.check_gguf(&around) {
             Ok(()) => Ok(()),

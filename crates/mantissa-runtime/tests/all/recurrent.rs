@@ -1,28 +1,23 @@
 //! Models with recurrent layers: states alone and in a batch, in pieces, shared, forked and computed again.
-use crate::common::{alone, finish, greedy, model, prompt, sampled};
-use mantissa_model::LoadError;
+use std::path::PathBuf;
+
+use crate::common::{alone, finish, greedy, model, prompt, sampled, tiny};
 use mantissa_model::mixer::StateShape;
+use mantissa_model::{LoadError, ModelConfig, read_json};
 use mantissa_runtime::footprint::SessionFootprint;
 use mantissa_runtime::{FastModel, Runtime, RuntimeOptions};
 
-const MODELS: [&str; 12] = [
-    "deepseek-v4",
-    "falcon-h1",
-    "qwen3-next",
-    "qwen3-5",
-    "jamba",
-    "lfm2",
-    "lfm2-moe",
-    "granite-hybrid",
-    "granite-hybrid-moe",
-    "nemotron-h",
-    "nemotron-h-latent",
-    "kimi-linear",
-];
-
-/// Tiny models with recurrent layers.
-fn models() -> impl Iterator<Item = (FastModel, &'static str)> {
-    MODELS.into_iter().map(|name| (model(name), name))
+/// Every tiny model with recurrent layers, but for those that only have other sizes or an image encoder.
+fn models() -> impl Iterator<Item = (FastModel, String)> {
+    let recurs = |dir: &PathBuf| {
+        let config = read_json(&dir.join("config.json")).unwrap().unwrap();
+        ModelConfig::from_json(&config, "config.json").unwrap().recurrent.is_some()
+    };
+    let names =
+        tiny().into_iter().filter(recurs).map(|dir| dir.file_name().unwrap().to_str().unwrap().to_owned());
+    let others = ["-square", "-wide", "-vision"];
+    let names = names.filter(move |name| !others.iter().any(|end| name.ends_with(end)));
+    names.map(|name| (model(&name), name))
 }
 
 #[test]

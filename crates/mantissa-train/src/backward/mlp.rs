@@ -4,7 +4,7 @@ use mantissa_kernels::{for_each, kernels};
 use mantissa_model::LinearKind;
 use mantissa_model::config::MlpForm;
 use mantissa_model::flow::parts;
-use mantissa_model::graph::{NormKind, VectorKind, XieluPart};
+use mantissa_model::graph::{NormKind, VectorKind};
 
 use super::LayerBackward;
 use crate::forms::Forms;
@@ -13,10 +13,6 @@ use crate::operand::Operand;
 use crate::products::{Input, OutputGradient};
 use crate::profile::Part;
 use crate::rows::{PART, rows_mut};
-
-/// Learned parameters of xIELU.
-const LEARNED: [VectorKind; 2] =
-    [VectorKind::Xielu(XieluPart::Positive), VectorKind::Xielu(XieluPart::Negative)];
 
 /// Gate and up `[tokens, intermediate]`, which become their gradients.
 struct GateUp<'b> {
@@ -94,16 +90,20 @@ impl LayerBackward<'_> {
         let (watch, at) = (self.watch, Operator::Gate(layer.index));
         let numbers = layer.activation_numbers(self.params);
         // Of the learned parameters of the activation, part by part, so that threads change no bit.
-        let learns = layer.vector(LEARNED[0]).is_some();
-        let mut sums = vec![[0.0; 2]; cut.clone().count()];
+        let activation = layer.flow.activation();
+        let learned = activation.parameters().iter().enumerate().filter(|(_, one)| one.learned);
+        let learned = learned
+            .filter_map(|(which, one)| Some((which, one, layer.vector(VectorKind::Activation(one.name))?)));
+        let learned: Vec<_> = learned.collect();
+        let mut sums = vec![[0.0; 4]; cut.clone().count()];
         let pieces = pieces.zip(&mut sums);
         for_each(
             self.threads,
             pieces,
             |((((((part, gate), up), inner), rounded), (partial, wide)), sums)| {
                 products.dgrad(forms, down, part, inner, false, 1);
-                if learns {
-                    kernels().xielu_sums(numbers[3], gate, inner, sums);
+                if !learned.is_empty() {
+                    kernels().act_sums(activation, numbers, gate, inner, sums);
                 }
                 profile.time(Part::GateBackward, || match &values {
                     None => layer.flow.activate_backward(numbers, gate, up, inner),
@@ -126,12 +126,10 @@ impl LayerBackward<'_> {
                 }
             },
         );
-        for (which, kind) in LEARNED.into_iter().enumerate().filter(|_| learns) {
-            let Some(range) = layer.vector(kind) else { continue };
+        for (which, parameter, range) in learned {
             let sum: f64 = sums.iter().map(|sums| sums[which]).sum();
-            // Softplus makes the factor.
-            let raw = f64::from(self.params.f32(range).first().copied().unwrap_or(0.0));
-            let slope = sum / (1.0 + (-raw).exp());
+            let stored = f64::from(self.params.f32(range).first().copied().unwrap_or(0.0));
+            let slope = if parameter.softplus { sum / (1.0 + (-stored).exp()) } else { sum };
             self.grads.add(range.clone(), |grad| grad.iter_mut().for_each(|grad| *grad += slope as f32));
         }
         if let Some(norm) = norm {

@@ -91,7 +91,7 @@ fn gradients_are_the_slopes_of_the_loss() {
 fn attention_sinks_have_slopes() {
     let dir = data().join("tiny/mistral-window");
     let mut config = load_config(&ModelFiles::open(&dir).unwrap()).unwrap();
-    (config.sinks, config.attention_softcap) = (true, Some(2.0));
+    (config.attention.sinks, config.attention_softcap) = (true, Some(2.0));
     let params = Parameters::random(&config, 0.2, 5).unwrap();
     let mut model = TrainModel::new(config, params, options(1)).unwrap();
     let (tokens, lens) = batch(&dir, 90);

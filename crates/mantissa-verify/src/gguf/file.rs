@@ -23,10 +23,6 @@ const MAX_DEPTH: u32 = 4;
 /// Most layers of a model.
 const MAX_LAYERS: u64 = 10_000;
 
-/// Keys with a number for each layer in place of tensors, by architecture.
-const LISTED: [(&str, &[&str]); 1] =
-    [("apertus", &["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"])];
-
 /// Value of a key, as far as verification needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Key {
@@ -130,13 +126,17 @@ impl GgufFile {
     fn with_listed(mut self) -> Self {
         let architecture = self.text("general.architecture").unwrap_or("").to_owned();
         let layers = self.number(&format!("{architecture}.block_count")).unwrap_or(0);
-        let own = LISTED.iter().filter(|(name, _)| *name == architecture);
-        for key in own.flat_map(|(_, keys)| keys.iter()) {
-            let Some(&Key::Floats { start, count }) = self.keys.get(*key) else { continue };
-            for layer in 0..count.min(layers).min(MAX_LAYERS) {
+        // Keys of the file's parts have their prefixes.
+        let parts = ["general.", "tokenizer.", &format!("{architecture}.")].map(str::to_owned);
+        for (key, value) in &self.keys {
+            let &Key::Floats { start, count } = value else { continue };
+            if count != layers || layers > MAX_LAYERS || parts.iter().any(|part| key.starts_with(part)) {
+                continue;
+            }
+            for layer in 0..layers {
                 let (dims, start) = (vec![1], start + 4 * layer);
                 let tensor = Tensor { ty: BlockType::F32, file: 0, dims, start, bytes: 4 };
-                self.tensors.insert(format!("blk.{layer}.{key}"), tensor);
+                self.tensors.entry(format!("blk.{layer}.{key}")).or_insert(tensor);
             }
         }
         self

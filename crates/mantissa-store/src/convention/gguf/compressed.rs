@@ -1,5 +1,4 @@
-//! Compressed attention, streams that each half of a layer mixes, and experts chosen by the token (DeepSeek-V4): the keys of a
-//! file, as the fields of the published `config.json`.
+//! Experts chosen by the token (DeepSeek-V4): the keys of a file, as the fields of the published `config.json`.
 //!
 //! Keys are those of llama.cpp's loader (`src/models/deepseek4.cpp`).
 
@@ -8,46 +7,12 @@ use serde_json::{Map, Value as Json, json};
 use super::config::Reader;
 use crate::error::Result;
 use crate::gguf::Value;
-use mantissa_arch::gguf::{Experts, Recurrence};
+use mantissa_arch::gguf::Experts;
 
 /// Number of llama.cpp for scores that are roots of softplus.
 const SQRT_SOFTPLUS: u64 = 4;
 
-/// Fields of sizes, with their keys.
-const SIZES: [(&str, &str); 10] = [
-    ("q_lora_rank", "attention.q_lora_rank"),
-    ("sliding_window", "attention.sliding_window"),
-    ("o_groups", "attention.output_group_count"),
-    ("o_lora_rank", "attention.output_lora_rank"),
-    ("index_n_heads", "attention.indexer.head_count"),
-    ("index_head_dim", "attention.indexer.key_length"),
-    ("index_topk", "attention.indexer.top_k"),
-    ("hc_mult", "hyper_connection.count"),
-    ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
-    ("num_hash_layers", "hash_layer_count"),
-];
-
 impl Reader<'_> {
-    /// Puts the fields of compressed attention and of the streams.
-    pub(super) fn put_compressed(&self, config: &mut Map<String, Json>) -> Result<()> {
-        if self.architecture.recurrence != Recurrence::Compressed {
-            return Ok(());
-        }
-        for (field, key) in SIZES {
-            self.uint(key)?.map(|size| config.insert(field.into(), json!(size)));
-        }
-        for (field, key) in [
-            ("compress_rope_theta", "attention.compress_rope_freq_base"),
-            ("hc_eps", "hyper_connection.epsilon"),
-        ] {
-            self.float(key)?.map(|number| config.insert(field.into(), json!(number)));
-        }
-        let layers = self.number_of_layers()?;
-        let ratios = self.by_layer("attention.compress_ratios", layers)?;
-        ratios.map(|ratios| config.insert("compress_ratios".into(), json!(ratios)));
-        Ok(())
-    }
-
     /// Puts the experts, of which `count` exist, as wide as `own`.
     pub(super) fn put_hashed_experts(
         &self,

@@ -5,8 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::end_tokens::EndTokens;
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
-use mantissa_arch::gguf::RowOrder;
-use mantissa_arch::gguf::{Architecture, Recurrence, Yarn};
+use mantissa_arch::gguf::{Architecture, RowOrder, Yarn};
 
 /// Tensor of frequency divisors (Llama 3's scaling).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -130,7 +129,7 @@ impl Reader<'_> {
         let key = self.key(key);
         let Some(Value::Array(_, values)) = self.metadata.get(&key) else { return self.metadata.uint(&key) };
         // Recurrent layers have no heads.
-        let recurs = self.architecture.recurrence != Recurrence::None;
+        let recurs = self.architecture.recurrence.is_some();
         let mut counts = values.iter().map(Value::as_u64).filter(|count| !recurs || *count != Some(0));
         let first = counts.next().flatten();
         if first.is_none() || counts.any(|count| count != first) {
@@ -297,7 +296,7 @@ impl Reader<'_> {
     }
 
     fn notes(&self) -> Result<Vec<String>> {
-        let everywhere = self.architecture.recurrence == Recurrence::Compressed;
+        let everywhere = self.architecture.recurrence.is_some_and(|mixers| mixers.attends);
         if everywhere || self.architecture.has_windows(small(self.layers()?.unwrap_or(0))) {
             return Ok(Vec::new());
         }

@@ -5,9 +5,10 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::config::{LONG_ROPE, Reader, small};
+use super::recurrent::to_json;
 use crate::error::Result;
 use crate::gguf::Value;
-use mantissa_arch::gguf::{Experts, Fixed, Indexers, LocalTheta, Unrotated, Windows};
+use mantissa_arch::gguf::{Experts, Indexers, LocalTheta, Unrotated, Windows};
 
 /// Keys with an unsupported effect on the computation, with the values that have none.
 const UNSUPPORTED: [(&str, &[f64]); 15] = [
@@ -332,12 +333,7 @@ impl Reader<'_> {
             config.insert("no_rope_layer_interval".into(), json!(period));
         }
         for (field, value) in row.fixed {
-            let value = match value {
-                Fixed::Flag(flag) => json!(flag),
-                Fixed::Size(size) => json!(size),
-                Fixed::Number(number) => json!(number),
-            };
-            config.insert((*field).into(), value);
+            config.insert((*field).into(), to_json(*value));
         }
         if let Some(experts) = row.unnormed_with {
             let normed = self.uint("expert_count")? != Some(experts.into());

@@ -23,8 +23,8 @@ pub use config::{LONG_ROPE, ROPE_FACTORS};
 pub use dense::DenseTensor;
 pub use mantissa_arch::gguf::{
     Architecture, Bias, DeltaHeads, Experts as GgufExperts, FixedStreams, Indexers, Joined, JoinedPart,
-    LocalTheta, Moved, Place, Presence, Recurrence, RowOrder, Stored, Unrotated, Windows, Yarn, hf_name,
-    place, stored_name, to_gguf_order, to_hf_order,
+    LayerTypes, LocalTheta, MixerLayers, Moved, Place, Presence, Recurrence, RowOrder, Stored, Unrotated,
+    Windows, Yarn, hf_name, place, stored_name, to_gguf_order, to_hf_order,
 };
 pub use model::Model;
 pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};

@@ -8,13 +8,14 @@ use serde_json::{Map, Value as Json, json};
 use super::config::{Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
-use mantissa_arch::gguf::DeltaHeads;
-use mantissa_arch::gguf::{Experts, Recurrence};
+use mantissa_arch::gguf::{DeltaHeads, Experts, Fixed, LayerTypes, MixerLayers, Stated};
 
 impl Reader<'_> {
     /// Heads of gated DeltaNet layers.
     pub(super) fn delta_heads(&self) -> Result<Option<DeltaHeads>> {
-        let Recurrence::GatedDelta { tiled } = self.architecture.recurrence else { return Ok(None) };
+        let Some(tiled) = self.architecture.recurrence.and_then(|mixers| mixers.tiled) else {
+            return Ok(None);
+        };
         let number = |key: &str| -> Result<usize> { Ok(small(self.uint(key)?.unwrap_or(0))) };
         let (keys, values) = (number("ssm.group_count")?, number("ssm.time_step_rank")?);
         let value_dim = number("ssm.inner_size")?.checked_div(values).unwrap_or(0);
@@ -24,7 +25,7 @@ impl Reader<'_> {
     /// Width of the MLPs: a number, or in models of layers with one half each a list with 0 for those without an MLP.
     pub(super) fn feed_forward(&self) -> Result<Option<u64>> {
         const KEY: &str = "feed_forward_length";
-        if self.architecture.recurrence != (Recurrence::StateSpace { blocks: true }) {
+        if self.architecture.recurrence.is_none_or(|mixers| mixers.types != LayerTypes::Blocks) {
             return self.uint(KEY);
         }
         let widths = self.by_layer(KEY, self.number_of_layers()?)?.unwrap_or_default();
@@ -44,9 +45,9 @@ impl Reader<'_> {
     }
 
     /// True for each layer with a recurrent mixer.
-    fn recurrent_layers(&self) -> Result<Vec<bool>> {
+    fn recurrent_layers(&self, stated: MixerLayers) -> Result<Vec<bool>> {
         let layers = self.number_of_layers()?;
-        if let Recurrence::GatedDelta { .. } = self.architecture.recurrence {
+        if stated == MixerLayers::Interval {
             let key = self.key("attention.recurrent_layers");
             let listed = match self.metadata.get(&key) {
                 Some(Value::Array(_, flags)) => {
@@ -69,7 +70,7 @@ impl Reader<'_> {
             let interval = self.uint("full_attention_interval")?.filter(|&n| n > 0).unwrap_or(4);
             return Ok((1..=layers as u64).map(|layer| !layer.is_multiple_of(interval)).collect());
         }
-        if matches!(self.architecture.recurrence, Recurrence::Parallel | Recurrence::StateSpaceAlone) {
+        if stated == MixerLayers::Every {
             return Ok(vec![true; layers]);
         }
         let keys = self.by_layer("attention.head_count_kv", layers)?.unwrap_or_default();
@@ -78,107 +79,69 @@ impl Reader<'_> {
 
     /// Puts the fields of the mixers and their layers.
     pub(super) fn put_recurrence(&self, config: &mut Map<String, Json>) -> Result<()> {
-        let form = self.architecture.recurrence;
-        if form == Recurrence::None {
-            return Ok(());
+        let Some(mixers) = self.architecture.recurrence else { return Ok(()) };
+        let recurs = self.recurrent_layers(mixers.layers)?;
+        for (field, stated) in mixers.fields.iter().copied().flatten() {
+            self.put_stated(config, self.own_field(field), *stated)?;
         }
-        let recurs = self.recurrent_layers()?;
-        match form {
-            Recurrence::None => Ok(()),
-            Recurrence::GatedDelta { .. } => {
-                let heads = self.delta_heads()?.unwrap_or_default();
-                for (field, number) in [
-                    ("linear_num_key_heads", heads.keys),
-                    ("linear_num_value_heads", heads.values),
-                    ("linear_key_head_dim", heads.key_dim),
-                    ("linear_value_head_dim", heads.value_dim),
-                ] {
-                    config.insert(field.into(), json!(number));
-                }
-                self.put_size(config, "linear_conv_kernel_dim", "ssm.conv_kernel")?;
-                put_types(config, &recurs, "linear_attention");
-                Ok(())
-            }
-            Recurrence::Compressed => self.put_compressed(config),
-            Recurrence::ChannelDelta => {
-                self.put_size(config, "linear_num_heads", "attention.head_count")?;
-                self.put_size(config, "linear_head_dim", "kda.head_dim")?;
-                self.put_size(config, "linear_conv_kernel_dim", "ssm.conv_kernel")?;
-                put_types(config, &recurs, "linear_attention");
-                Ok(())
-            }
-            Recurrence::ShortConvolution => {
-                self.put_size(config, "conv_L_cache", "shortconv.l_cache")?;
-                config.insert("block_auto_adjust_ff_dim".into(), json!(false));
-                put_types(config, &recurs, "conv");
-                Ok(())
-            }
-            Recurrence::SelectiveScan => {
-                for (field, key) in [
-                    ("mamba_d_conv", "ssm.conv_kernel"),
-                    ("mamba_d_state", "ssm.state_size"),
-                    ("mamba_dt_rank", "ssm.time_step_rank"),
-                ] {
-                    self.put_size(config, field, key)?;
-                }
-                self.put_expansion(config)?;
+        match mixers.types {
+            LayerTypes::None => {}
+            LayerTypes::Named(name) => put_types(config, &recurs, name),
+            LayerTypes::Period(fields) => {
                 let attends: Vec<bool> = recurs.iter().map(|recurs| !recurs).collect();
-                self.put_period(config, ["attn_layer_period", "attn_layer_offset"], &attends)
+                self.put_period(config, fields, &attends)?;
             }
-            Recurrence::StateSpace { blocks } => self.put_state_space(config, &recurs, blocks),
-            Recurrence::Parallel => self.put_state_space(config, &recurs, false),
-            Recurrence::StateSpaceAlone => {
-                // There are none: the file has 0.
-                for field in ["num_attention_heads", "num_key_value_heads", "intermediate_size"] {
-                    config.remove(field);
-                }
-                self.put_state_space(config, &recurs, false)
+            LayerTypes::Blocks => {
+                let widths = self.by_layer("feed_forward_length", recurs.len())?.unwrap_or_default();
+                let kind = |(recurs, width): (&bool, &u64)| match (width, recurs) {
+                    (0, true) => "mamba",
+                    (0, false) => "attention",
+                    _ if self.architecture.experts != Experts::None => "moe",
+                    _ => "mlp",
+                };
+                let kinds: Vec<_> = recurs.iter().zip(&widths).map(kind).collect();
+                config.insert("layers_block_type".into(), json!(kinds));
             }
         }
+        Ok(())
     }
 
-    /// Puts the fields of Mamba-2, under the names of the model's own config.
-    fn put_state_space(&self, config: &mut Map<String, Json>, recurs: &[bool], blocks: bool) -> Result<()> {
-        for (field, key) in [
-            ("mamba_d_conv", "ssm.conv_kernel"),
-            ("mamba_d_state", "ssm.state_size"),
-            ("mamba_n_groups", "ssm.group_count"),
-            ("mamba_n_heads", "ssm.time_step_rank"),
-        ] {
-            self.put_size(config, self.own_field(field), key)?;
-        }
-        let (inner, heads) = (self.uint("ssm.inner_size")?, self.uint("ssm.time_step_rank")?);
-        let width = inner.zip(heads).and_then(|(inner, heads)| inner.checked_div(heads));
-        width.map(|width| config.insert(self.own_field("mamba_d_head").into(), json!(width)));
-        let has = |name: &str| self.gguf.tensors().iter().any(|tensor| tensor.name.ends_with(name));
-        config.insert(self.own_field("mamba_conv_bias").into(), json!(has("ssm_conv1d.bias")));
-        if self.architecture.recurrence == Recurrence::StateSpaceAlone {
-            return self.put_expansion(config);
-        }
-        if self.architecture.recurrence == Recurrence::Parallel {
-            inner.map(|inner| config.insert("mamba_d_ssm".into(), json!(inner)));
-            config.insert("mamba_rms_norm".into(), json!(has("ssm_norm.weight")));
-            // llama.cpp norms after the gate.
-            config.insert("mamba_norm_before_gate".into(), json!(false));
-            return Ok(());
-        }
-        if !blocks {
-            config.entry("num_local_experts").or_insert(json!(0));
-            self.put_expansion(config)?;
-            let rotated = self.metadata.flag(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
-            config.insert("position_embedding_type".into(), json!(if rotated { "rope" } else { "nope" }));
-            put_types(config, recurs, "mamba");
-            return Ok(());
-        }
-        let widths = self.by_layer("feed_forward_length", recurs.len())?.unwrap_or_default();
-        let kind = |(recurs, width): (&bool, &u64)| match (width, recurs) {
-            (0, true) => "mamba",
-            (0, false) => "attention",
-            _ if self.architecture.experts != Experts::None => "moe",
-            _ => "mlp",
+    /// Puts a field that a file has as `stated`; nothing without its keys.
+    fn put_stated(&self, config: &mut Map<String, Json>, field: &str, stated: Stated) -> Result<()> {
+        let value = match stated {
+            Stated::Size(key) => self.uint(key)?.map(|size| json!(size)),
+            Stated::Number(key) => self.float(key)?.map(|number| json!(number)),
+            Stated::Sizes(key) => self.by_layer(key, self.number_of_layers()?)?.map(|sizes| json!(sizes)),
+            Stated::Quotient([key, by]) => {
+                let (size, by) = (self.uint(key)?, self.uint(by)?);
+                size.zip(by).and_then(|(size, by)| size.checked_div(by)).map(|size| json!(size))
+            }
+            Stated::Multiple([key, of], otherwise) => {
+                let (Some(size), Some(of)) = (self.uint(key)?, self.uint(of)?) else { return Ok(()) };
+                if size.checked_rem(of) != Some(0) {
+                    config.insert(otherwise.into(), json!(size));
+                    return Ok(());
+                }
+                Some(json!(size / of))
+            }
+            Stated::Switched(key, [on, off]) => {
+                let stated = self.metadata.flag(&self.key(key))?.unwrap_or(true);
+                Some(json!(if stated { on } else { off }))
+            }
+            Stated::Tensor(end) => {
+                Some(json!(self.gguf.tensors().iter().any(|tensor| tensor.name.ends_with(end))))
+            }
+            Stated::Fixed(value) => Some(to_json(value)),
+            Stated::Default(value) => {
+                config.entry(field).or_insert_with(|| to_json(value));
+                None
+            }
+            Stated::Removed => {
+                config.remove(field);
+                None
+            }
         };
-        let kinds: Vec<_> = recurs.iter().zip(&widths).map(kind).collect();
-        config.insert("layers_block_type".into(), json!(kinds));
+        value.map(|value| config.insert(field.into(), value));
         Ok(())
     }
 
@@ -187,24 +150,6 @@ impl Reader<'_> {
         let row = mantissa_arch::Architecture::find(self.architecture.model_type());
         let mut aliases = row.into_iter().flat_map(|row| row.aliases);
         aliases.find(|(ours, _)| *ours == field).map_or(field, |(_, own)| own)
-    }
-
-    fn put_size(&self, config: &mut Map<String, Json>, field: &str, key: &str) -> Result<()> {
-        self.uint(key)?.map(|number| config.insert(field.into(), json!(number)));
-        Ok(())
-    }
-
-    /// Puts the inner width of a mixer, as a multiple of the model's where it is one.
-    fn put_expansion(&self, config: &mut Map<String, Json>) -> Result<()> {
-        let (Some(inner), Some(hidden)) = (self.uint("ssm.inner_size")?, self.uint("embedding_length")?)
-        else {
-            return Ok(());
-        };
-        match inner.checked_rem(hidden) {
-            Some(0) => config.insert(self.own_field("mamba_expand").into(), json!(inner / hidden)),
-            _ => config.insert("mamba_d_ssm".into(), json!(inner)),
-        };
-        Ok(())
     }
 
     /// Puts the period and the place in it that give `has`.
@@ -234,4 +179,13 @@ impl Reader<'_> {
 fn put_types(config: &mut Map<String, Json>, recurs: &[bool], recurrent: &str) {
     let kind = |recurs: &bool| if *recurs { recurrent } else { "full_attention" };
     config.insert("layer_types".into(), json!(recurs.iter().map(kind).collect::<Vec<_>>()));
+}
+
+/// Value of a field that llama.cpp fixes.
+pub(super) fn to_json(value: Fixed) -> Json {
+    match value {
+        Fixed::Flag(flag) => json!(flag),
+        Fixed::Size(size) => json!(size),
+        Fixed::Number(number) => json!(number),
+    }
 }

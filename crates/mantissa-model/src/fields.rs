@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 use mantissa_arch::rules::Flag;
 
 /// Widest accepted layer; keeps every product of two sizes far from overflow.
-pub(super) const MAX_WIDTH: u64 = 1 << 24;
+pub(crate) const MAX_WIDTH: u64 = 1 << 24;
 /// Largest number of layers.
-pub(super) const MAX_LAYERS: u64 = 10_000;
+pub(crate) const MAX_LAYERS: u64 = 10_000;
 /// Longest context.
-pub(super) const MAX_POSITIONS: u64 = 1 << 31;
+pub(crate) const MAX_POSITIONS: u64 = 1 << 31;
 
 /// A field of a configuration file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Mixing, Recurrent};
-use crate::config::fields::{ConfigError, Fields, MAX_WIDTH};
+use super::halves::{Halves, Mixing};
+use crate::fields::{ConfigError, Fields, MAX_WIDTH};
 
 /// Longest convolution, in tokens.
 pub(super) const MAX_KERNEL: u64 = 256;
@@ -21,31 +21,15 @@ pub(crate) struct Around {
     pub(crate) eps: f32,
 }
 
-/// Halves of each layer.
-pub(crate) struct Halves {
-    pub(crate) mixing: Vec<Mixing>,
-    pub(crate) has_mlp: Vec<bool>,
-}
-
 /// Recurrent mixer of an architecture, and the layers that have it.
 #[derive(Clone, Copy)]
-pub(crate) struct MixerRules {
+pub(crate) struct MixerRules<M> {
     /// Parses the mixer.
-    pub(crate) mixer: fn(Fields<'_>, &Around) -> Result<Recurrent, ConfigError>,
+    pub(crate) mixer: fn(Fields<'_>, &Around) -> Result<M, ConfigError>,
     /// Parses the halves of each of this number of layers.
     pub(crate) halves: fn(Fields<'_>, usize) -> Result<Halves, ConfigError>,
     /// Parses the number of layers, if `num_hidden_layers` does not state it.
     pub(crate) layers: Option<fn(Fields<'_>) -> Result<usize, ConfigError>>,
-}
-
-/// Halves of layers which all have attention and an MLP.
-pub(crate) fn all_attend(layers: usize) -> Halves {
-    all_have_mlp(vec![Mixing::Attention; layers])
-}
-
-/// Halves of layers which all have an MLP.
-pub(super) fn all_have_mlp(mixing: Vec<Mixing>) -> Halves {
-    Halves { has_mlp: vec![true; mixing.len()], mixing }
 }
 
 /// Parses a list of factors; 1 without the field.

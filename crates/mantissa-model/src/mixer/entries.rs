@@ -1,37 +1,8 @@
-//! Compressed attention of a configuration: entries of each layer, and the mixer.
+//! Entries of compressed attention in each layer of a configuration.
 
 use serde_json::Value;
 
-use super::rules::{Around, MixerRules, all_have_mlp};
-use super::{Mixing, Recurrent};
-use crate::config::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
-
-/// Sizes of compressed attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CompressedAttention {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Width of the rotated part of a head, at its end, even.
-    pub rotated: usize,
-    /// Width of the latent of the queries.
-    pub q_rank: usize,
-    /// Groups of heads of the output projection.
-    pub groups: usize,
-    /// Values that each group is projected to.
-    pub group_rank: usize,
-    /// Last tokens that a query attends to, itself included.
-    pub window: usize,
-    /// Indexer of layers with overlapping entries.
-    pub index: CompressedIndex,
-    /// Entries of the layer; `None` if it attends to the window alone.
-    pub compression: Option<Compression>,
-    /// Epsilon of the norms.
-    pub eps: f32,
-}
+use crate::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 
 /// Entries of a layer of compressed attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,17 +24,31 @@ pub struct CompressedIndex {
     pub chosen: usize,
 }
 
+impl CompressedIndex {
+    /// Parses the indexer, whose heads rotate as many values as those of the attention.
+    pub(super) fn parse(fields: Fields<'_>, rotated: usize) -> Result<Self, ConfigError> {
+        let size = |field, limit: u64, default| {
+            Ok::<usize, ConfigError>(fields.optional_size(field, 1..=limit)?.unwrap_or(default))
+        };
+        let heads = size("index_n_heads", MAX_WIDTH, 64)?;
+        let index = CompressedIndex {
+            heads,
+            dim: size("index_head_dim", MAX_WIDTH / heads as u64, 128)?,
+            chosen: size("index_topk", MAX_POSITIONS, 512)?,
+        };
+        match index.dim < rotated {
+            true => Err(fields.error("index_head_dim", format!("at least the rotated width {rotated}"))),
+            false => Ok(index),
+        }
+    }
+}
+
 /// Most tokens of an entry.
 const MAX_RATIO: u64 = 1 << 16;
 
 /// Kinds of layers in `layer_types`, with the values of `compress_ratios` and the defaults of `compress_rates`.
 const KINDS: [(&str, u64); 3] =
     [("sliding_attention", 0), ("compressed_sparse_attention", 4), ("heavily_compressed_attention", 128)];
-
-/// Attention to a window and to compressed entries in every layer, by `layer_types`, or else `compress_ratios`
-/// (DeepSeek-V4).
-pub(crate) const COMPRESSED: MixerRules =
-    MixerRules { mixer, halves: |_, layers| Ok(all_have_mlp(vec![Mixing::Recurrent; layers])), layers: None };
 
 /// Parses the compressed entries of each of `layers` layers; `None` for layers that attend to the window alone.
 pub(crate) fn layers(fields: Fields<'_>, layers: usize) -> Result<Vec<Option<Compression>>, ConfigError> {
@@ -114,41 +99,4 @@ pub(crate) fn rotated(fields: Fields<'_>, head_dim: usize) -> Result<usize, Conf
         true => Ok(rotated),
         false => Err(fields.error(field, format!("an even part of the head width {head_dim}"))),
     }
-}
-
-/// Parses the mixer, without the entries of a layer.
-fn mixer(
-    fields: Fields<'_>,
-    &Around { hidden, heads, head_dim, eps }: &Around,
-) -> Result<Recurrent, ConfigError> {
-    let size = |field, limit: u64, default| {
-        Ok::<usize, ConfigError>(fields.optional_size(field, 1..=limit)?.unwrap_or(default))
-    };
-    let rotated = rotated(fields, head_dim)?;
-    let groups = size("o_groups", heads as u64, 8)?;
-    if !heads.is_multiple_of(groups) {
-        return Err(fields.error("o_groups", format!("a divisor of num_attention_heads, which is {heads}")));
-    }
-    let index_heads = size("index_n_heads", MAX_WIDTH, 64)?;
-    let index = CompressedIndex {
-        heads: index_heads,
-        dim: size("index_head_dim", MAX_WIDTH / index_heads as u64, 128)?,
-        chosen: size("index_topk", MAX_POSITIONS, 512)?,
-    };
-    if index.dim < rotated {
-        return Err(fields.error("index_head_dim", format!("at least the rotated width {rotated}")));
-    }
-    Ok(Recurrent::CompressedAttention(CompressedAttention {
-        hidden,
-        heads,
-        head_dim,
-        rotated,
-        q_rank: size("q_lora_rank", MAX_WIDTH, 1024)?,
-        groups,
-        group_rank: size("o_lora_rank", MAX_WIDTH / groups as u64, 1024)?,
-        window: size("sliding_window", MAX_POSITIONS, 128)?,
-        index,
-        compression: None,
-        eps,
-    }))
 }

@@ -1,9 +1,49 @@
-//! Layers of a model made of blocks: each has one half of a layer.
+//! Halves of each layer of a model: token mixing, and an MLP.
 
 use serde_json::Value;
 
-use super::Mixing;
-use crate::config::fields::{ConfigError, Fields, MAX_LAYERS};
+use crate::fields::{ConfigError, Fields, MAX_LAYERS};
+
+/// Token mixing of a layer: its first half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mixing {
+    /// Attention, with keys and values in the cache.
+    Attention,
+    /// A [`Recurrent`] mixer, with a state of constant size in the cache.
+    Recurrent,
+    /// Attention and a [`Recurrent`] mixer on the same input, whose results are added.
+    Both,
+    /// None: the layer is an MLP.
+    None,
+}
+
+impl Mixing {
+    /// True if the layer has attention, and so keys and values.
+    pub fn attends(self) -> bool {
+        matches!(self, Mixing::Attention | Mixing::Both)
+    }
+
+    /// True if the layer has a recurrent mixer, and so a state.
+    pub fn recurs(self) -> bool {
+        matches!(self, Mixing::Recurrent | Mixing::Both)
+    }
+}
+
+/// Halves of each layer.
+pub(crate) struct Halves {
+    pub(crate) mixing: Vec<Mixing>,
+    pub(crate) has_mlp: Vec<bool>,
+}
+
+/// Halves of layers which all have attention and an MLP.
+pub(crate) fn all_attend(layers: usize) -> Halves {
+    all_have_mlp(vec![Mixing::Attention; layers])
+}
+
+/// Halves of layers which all have an MLP.
+pub(crate) fn all_have_mlp(mixing: Vec<Mixing>) -> Halves {
+    Halves { has_mlp: vec![true; mixing.len()], mixing }
+}
 
 /// Kind of a layer in a model made of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
