@@ -24,74 +24,41 @@ use mantissa_num::Scheme;
 
 use crate::autoround::LearnedWeight;
 use crate::error_stats::ErrorStats;
-use crate::learned::{Field, LearnedLayer, LearnsLayers};
+use crate::learned::{LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, Extent, Lack};
-use crate::metric::ErrorMetric;
-use crate::options::{Key, TableSpec};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options;
+use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
-
-const TABLE: TableSpec = TableSpec {
-    name: "block-ap",
-    keys: &[
-        Key { name: "iterations", help: "steps of each layer" },
-        Key { name: "rate", help: "first step of a weight, in units of its scale" },
-        Key { name: "clip_rate", help: "first step of the factor of a group's range" },
-        Key { name: "batch_tokens", help: "tokens of a step" },
-        Key { name: "seed", help: "seed of the order of the windows" },
-        Key { name: "metric", help: "metric of errors of a layer's output: fisher, mse" },
-    ],
-};
 
 /// Largest change of a factor of a range, relative to its start.
 const REACH: f32 = 0.5;
 
-/// Block-AP of EfficientQAT (arXiv 2407.11062).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BlockAp {
-    /// Steps of each layer.
-    pub iterations: usize,
-    /// First step of a weight, in units of its scale; falls linearly to 0.
-    pub rate: f32,
-    /// First step of the factor of a group's range.
-    pub clip_rate: f32,
-    /// Tokens of a step: as many windows as hold them, at least one.
-    pub batch_tokens: usize,
-    /// Seed of the order of the windows, and of the targets that the Fisher information draws.
-    pub seed: u64,
-    /// Metric of the errors that are minimised.
-    pub metric: ErrorMetric,
-}
-
-impl Default for BlockAp {
-    fn default() -> Self {
-        BlockAp {
-            iterations: 400,
-            rate: 0.01,
-            clip_rate: 0.002,
-            batch_tokens: 512,
-            seed: 42,
-            metric: ErrorMetric::default(),
-        }
+options! {
+    /// Block-AP of EfficientQAT (arXiv 2407.11062).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct BlockAp {
+        /// Steps of each layer.
+        iterations: usize = 400, Count(1_000_000);
+        /// First step of a weight, in units of its scale; decays linearly to 0.
+        rate: f32 = 0.01, Number(1.0);
+        /// First step of the factor of a group's range.
+        clip_rate: f32 = 0.002, Number(1.0);
+        /// Tokens of a step: whole windows, at least one.
+        batch_tokens: usize = 512, Count(1 << 24);
+        /// Seed of the order of the windows, and of the targets sampled for the Fisher information.
+        seed: u64 = 42, Seed;
+        /// Metric of errors of a layer's output.
+        metric: ErrorMetric = ErrorMetric::Fisher, OneOf(&ERROR_METRICS);
     }
 }
 
 impl LearnsLayers for BlockAp {
     type Layer = Training;
 
-    const TABLE: &'static TableSpec = &TABLE;
+    const NAME: &'static str = "block-ap";
     const NOT_ROTATED: &'static str = "Block-AP cannot rotate inputs while it learns";
-
-    fn fields(&mut self) -> Vec<Field<'_>> {
-        vec![
-            Field::Count("iterations", &mut self.iterations, 1_000_000),
-            Field::Number("rate", &mut self.rate, 1.0),
-            Field::Number("clip_rate", &mut self.clip_rate, 1.0),
-            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
-            Field::Seed(&mut self.seed),
-            Field::Metric(&mut self.metric),
-        ]
-    }
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;
@@ -214,8 +181,6 @@ impl LearnedLayer for Training {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::Method;
-    use crate::options::Options;
     use crate::testing::learn_mlp as solve;
 
     const SCHEMES: [&str; 4] = ["int4-g32", "int2-g32-asym", "nvfp4", "nf4-g32"];
@@ -253,16 +218,5 @@ mod tests {
             let of = |threads| stored(solve(&options(), name, true, threads).1);
             assert!(of(1) == of(3), "{name}");
         }
-    }
-
-    #[test]
-    fn settings_read_back() {
-        let text =
-            "iterations = 7\nrate = 0.125\nclip_rate = 0.5\nbatch_tokens = 99\nseed = 3\nmetric = \"mse\"";
-        let mut set = BlockAp::default();
-        set.set("block-ap", Options::new(&text.parse().unwrap())).unwrap();
-        let lines: Vec<_> = set.settings().iter().map(ToString::to_string).collect();
-        let expected: Vec<_> = text.lines().map(|line| format!("block-ap.{line}")).collect();
-        assert_eq!(lines, expected);
     }
 }

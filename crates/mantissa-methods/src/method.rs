@@ -13,7 +13,7 @@ use mantissa_num::{Codes, Scheme};
 use crate::error::MethodError;
 use crate::gptq::{Drift, Hessian};
 use crate::metric::{ErrorMetric, Metric};
-use crate::options::{OptionError, Options, Setting, TableSpec};
+use crate::options::{self, Named, NamedMut, Setting};
 use crate::solved::Solved;
 
 /// A post-training quantization method with its options.
@@ -34,23 +34,19 @@ pub trait Method: Debug + Send + Sync {
         self.name()
     }
 
-    /// Tables of a recipe file that hold the method's options.
-    fn tables(&self) -> &'static [TableSpec] {
-        &[]
-    }
-
-    /// Sets the options that `options`, the content of `table`, names. The caller has refused unknown keys.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
-        let _ = (table, options);
-        Ok(())
-    }
-
-    /// All options as they are set; [`set`](Self::set) reads them back.
-    fn settings(&self) -> Vec<Setting> {
+    /// Options that recipe files set, by table.
+    fn tables(&self) -> Vec<Named<'_>> {
         Vec::new()
+    }
+
+    /// Same options, to be set.
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        Vec::new()
+    }
+
+    /// Returns all options as they are set.
+    fn settings(&self) -> Vec<Setting> {
+        options::settings(&self.tables())
     }
 
     /// Statistics and passes that the method needs.

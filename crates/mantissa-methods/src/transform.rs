@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 
 use crate::method::Lack;
-use crate::options::{OptionError, Options, Setting, TableSpec};
+use crate::options::{self, Named, NamedMut, Setting};
 use crate::rotate::RotateOptions;
 use crate::spin::SpinOptions;
 
@@ -16,27 +16,23 @@ pub trait Transform: Debug + Send + Sync {
     /// Change of the model.
     fn change(&self) -> Change<'_>;
 
-    /// Tables of a recipe file that hold the transform's options.
-    fn tables(&self) -> &'static [TableSpec] {
-        &[]
+    /// Options that recipe files set, by table.
+    fn tables(&self) -> Vec<Named<'_>> {
+        Vec::new()
     }
 
-    /// Sets the options that `options`, the content of `table`, names. The caller has refused unknown keys.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
-        let _ = (table, options);
-        Ok(())
+    /// Same options, to be set.
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        Vec::new()
+    }
+
+    /// Returns all options as they are set.
+    fn settings(&self) -> Vec<Setting> {
+        options::settings(&self.tables())
     }
 
     /// Leaves out the part that runs with the model, for methods that cannot run it; only changes of weights are left.
     fn fold_only(&mut self) {}
-
-    /// All options as they are set; [`set`](Self::set) reads them back.
-    fn settings(&self) -> Vec<Setting> {
-        Vec::new()
-    }
 
     /// True if the transform needs calibration text.
     fn needs_text(&self) -> bool {

@@ -28,51 +28,26 @@ use crate::method::{
     Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
     Solver, WeightTask, Work,
 };
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::options;
+use crate::options::{Fraction, Named, NamedMut, Number};
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
 /// Rows solved together; they share one read of U.
 const PANEL_ROWS: usize = 128;
 
-/// Options of methods that sweep scales inside GPTQ.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SweepOptions {
-    /// Damping λ of the Hessian, as a fraction of the mean of its diagonal.
-    pub damp: f64,
-    /// Share of the input drift that is corrected, as in GPTAQ: 0 in GPTQ, 1 for the full correction.
-    pub asymmetric: f32,
-}
-
-impl Default for SweepOptions {
-    fn default() -> Self {
-        SweepOptions { damp: GptqOptions::default().damp, asymmetric: 0.0 }
+options! {
+    /// Options of methods that sweep scales inside GPTQ.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct SweepOptions {
+        /// Damping λ, as a fraction of the mean of the Hessian's diagonal.
+        damp: f64 = GptqOptions::DEFAULT.damp, Fraction;
+        /// Share of the input drift that is corrected: 0.0 in GPTQ, 1.0 for the full correction (GPTAQ).
+        asymmetric: f32 = 0.0, Number(1.0);
     }
 }
 
 impl SweepOptions {
-    /// Keys of the options, in every table that has them.
-    pub(crate) const KEYS: [Key; 2] = [
-        Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
-        Key { name: "asymmetric", help: "share of the input drift that is corrected (GPTAQ)" },
-    ];
-
-    /// Sets the options that `options` names.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    pub(crate) fn set(&mut self, options: Options<'_>) -> Result<(), OptionError> {
-        self.damp = options.fraction("damp")?.unwrap_or(self.damp);
-        self.asymmetric = options.number("asymmetric", 1.0)?.unwrap_or(self.asymmetric);
-        Ok(())
-    }
-
-    /// Options as set in `table`.
-    pub(crate) fn settings(&self, table: &'static str) -> Vec<Setting> {
-        let share = shortest(self.asymmetric);
-        vec![Setting::new(table, "damp", self.damp), Setting::new(table, "asymmetric", share)]
-    }
-
     /// Equivalent options of GPTQ.
     fn gptq(&self) -> GptqOptions {
         let SweepOptions { damp, asymmetric } = *self;
@@ -86,7 +61,7 @@ pub(crate) struct Choice {
     /// Names in recipes, with GPTQ and with GPTAQ.
     pub(crate) names: [&'static str; 2],
     /// Table of its options.
-    pub(crate) table: TableSpec,
+    pub(crate) table: &'static str,
     /// Memory of choosing the scales of a weight, in addition to that of the columns.
     pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
     /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
@@ -96,7 +71,7 @@ pub(crate) struct Choice {
 /// Sweep of all scales that can be best, for each block when it is quantized.
 static SWEEP: Choice = Choice {
     names: ["scalesweep-gptq", "scalesweep-gptaq"],
-    table: TableSpec { name: "scalesweep", keys: &SweepOptions::KEYS },
+    table: "scalesweep",
     buffer: None,
     solve: |columns, task| {
         let scales = Scales::new(task.scheme, outer_scale_of(task.scheme, task.target, task.outer));
@@ -142,16 +117,12 @@ impl Method for SweptGptq {
         self.choice.names[usize::from(self.options == self.gptaq().options)]
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        std::slice::from_ref(&self.choice.table)
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(self.choice.table, &self.options)]
     }
 
-    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
-        self.options.set(options)
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        self.options.settings(self.choice.table.name)
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(self.choice.table, &mut self.options)]
     }
 
     fn needs(&self) -> Needs {
