@@ -84,7 +84,7 @@ const SCHEMES: [(&str, &str); 27] = [
 const SIDE: usize = 4096;
 
 /// Candidate with its distance from the refused model.
-struct Candidate {
+struct RecipeCandidate {
     weights: Scheme,
     inputs: Option<Scheme>,
     /// Recipe without its method.
@@ -110,7 +110,7 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) 
     let search = Search { described: &described, target: *target, strict };
     let method = plan.job.recipe().map_or_else(|| "rtn".to_owned(), Recipe::method_name);
     let kv = plan.kv.as_ref().map_or_else(String::new, |kv| format!("+kv-{kv}"));
-    let tried = |candidate: &Candidate| {
+    let tried = |candidate: &RecipeCandidate| {
         [method.as_str(), "rtn"].into_iter().find_map(|method| {
             let recipe = Recipe::load(&format!("{method}-{}{kv}", candidate.name)).ok()?;
             let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
@@ -159,7 +159,7 @@ pub fn of_artifact(
 /// True if `target` accepts the layers of `described` under `recipe`, in the format `container`. Whether the format can
 /// hold them is decided by a plan.
 pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, target: &Target) -> bool {
-    let candidate = Candidate {
+    let candidate = RecipeCandidate {
         weights: recipe.weights.clone(),
         inputs: recipe.activations.clone(),
         name: recipe.name.clone(),
@@ -197,7 +197,7 @@ impl Search<'_> {
     }
 
     /// Plans the quantization of `source` as `candidate`.
-    fn quantized(&self, candidate: &Candidate, source: &ModelFiles) -> Option<Remedy> {
+    fn quantized(&self, candidate: &RecipeCandidate, source: &ModelFiles) -> Option<Remedy> {
         let recipe = Recipe::load(&format!("rtn-{}", candidate.name)).ok()?;
         let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
         let options = Options { container: Some(candidate.container), ..Options::default() };
@@ -207,7 +207,7 @@ impl Search<'_> {
     }
 
     /// Plans the requantization of the artifact as `candidate`.
-    fn requantized(&self, candidate: &Candidate, files: &ModelFiles) -> Option<Remedy> {
+    fn requantized(&self, candidate: &RecipeCandidate, files: &ModelFiles) -> Option<Remedy> {
         let changes = Changes { requantize: Some(&candidate.weights), drop_inputs: false };
         let worth_planning = candidate.inputs.is_none();
         let plan =
@@ -219,7 +219,7 @@ impl Search<'_> {
     }
 
     /// Returns the candidates that keep the rules on the layers of the model, the nearest first.
-    fn candidates(&self) -> Vec<Candidate> {
+    fn candidates(&self) -> Vec<RecipeCandidate> {
         let thousandths = |format: &Format| (format.bits_per_weight(SIDE, SIDE) * 1000.0) as u64;
         let stored = self.described.linears.iter().find_map(|linear| linear.stored.as_ref());
         let asked = stored.map_or(4000, |stored| thousandths(&stored.format));
@@ -227,7 +227,7 @@ impl Search<'_> {
         let mut all = Vec::new();
         for (weights, input) in SCHEMES {
             for format in FORMATS {
-                let candidate = Candidate::new(weights, input, format);
+                let candidate = RecipeCandidate::new(weights, input, format);
                 all.extend(candidate.filter(|candidate| self.passes(&candidate.applied(self.described))));
             }
         }
@@ -241,7 +241,7 @@ impl Search<'_> {
     }
 }
 
-impl Candidate {
+impl RecipeCandidate {
     fn new(weights: &str, inputs: &str, format: &'static str) -> Option<Self> {
         let scheme = parse_weight(weights).ok()?;
         let container = Container::named(format)?;
@@ -249,7 +249,7 @@ impl Candidate {
             "" => (None, weights.to_owned()),
             _ => (Some(parse_activation(inputs).ok()?), format!("{weights}+{inputs}")),
         };
-        Some(Candidate { weights: scheme, inputs: input, name, format, container, distance: 0 })
+        Some(RecipeCandidate { weights: scheme, inputs: input, name, format, container, distance: 0 })
     }
 
     /// Describes the layers of `described` under this candidate. Whether the format can hold them is decided by the

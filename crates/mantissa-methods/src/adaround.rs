@@ -26,8 +26,8 @@ use crate::error_stats::ErrorStats;
 use crate::gptq::Hessian;
 use crate::learned;
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work, refused_by_most,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
 use crate::metric::weigh;
 use crate::options;
@@ -96,8 +96,8 @@ impl Method for AdaRound {
         }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(learned::lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(learned::on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

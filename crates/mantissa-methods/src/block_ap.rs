@@ -25,7 +25,7 @@ use mantissa_num::Scheme;
 use crate::autoround::LearnedWeight;
 use crate::error_stats::ErrorStats;
 use crate::learned::{LearnedLayer, LearnsLayers};
-use crate::method::{Block, Buffer, Extent, Lack};
+use crate::method::{Block, Buffer, CalibrationGap, Extent};
 use crate::metric::{ERROR_METRICS, ErrorMetric};
 use crate::options;
 use crate::options::{Count, Number, OneOf, Seed};
@@ -73,10 +73,10 @@ impl LearnsLayers for BlockAp {
         Training { options: *self, weights: Vec::new() }
     }
 
-    fn gap(lack: Lack) -> &'static str {
-        match lack {
-            Lack::Few => "trained weights may overfit",
-            _ => crate::learned::lacking(lack),
+    fn gap(gap: CalibrationGap) -> &'static str {
+        match gap {
+            CalibrationGap::Few => "trained weights may overfit",
+            _ => crate::learned::on_gap(gap),
         }
     }
 

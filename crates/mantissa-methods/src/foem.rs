@@ -26,8 +26,8 @@ use mantissa_num::Scheme;
 use crate::error::MethodError;
 use crate::gptq::method::{self, Gptq, prepare};
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work,
 };
 use crate::options;
 use crate::options::{Named, NamedMut, Number};
@@ -91,8 +91,8 @@ impl Method for Foem {
         self.gptq.damping()
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        self.gptq.lacking(lack)
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        self.gptq.on_gap(gap)
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -9,7 +9,7 @@ use mantissa_num::Scheme;
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
 use crate::method::{
-    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
+    Block, Buffer, CalibrationGap, Extent, Feature, Fisher, LayerSolver, Learned, Method, Needs, Phase, Run,
     SolveLayer, WeightTask, Work, refused_by_most,
 };
 use crate::metric::ErrorMetric;
@@ -21,11 +21,11 @@ use crate::solved::Solved;
 pub(crate) const NOT_STOCHASTIC: &str = "it does not support stochastic rounding";
 
 /// Behaviour of learned rounding for a gap in the calibration.
-pub(crate) fn lacking(lack: Lack) -> &'static str {
-    match lack {
-        Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-        Lack::Few => "learned rounding may overfit",
-        Lack::Channels => "their weights are rounded to nearest",
+pub(crate) fn on_gap(gap: CalibrationGap) -> &'static str {
+    match gap {
+        CalibrationGap::Tokens | CalibrationGap::AllChannels => "its layers are rounded to nearest",
+        CalibrationGap::Few => "learned rounding may overfit",
+        CalibrationGap::Channels => "their weights are rounded to nearest",
     }
 }
 
@@ -55,8 +55,8 @@ pub trait LearnsLayers: Declared + Debug + Send + Sync + 'static {
     fn layer(&self) -> Self::Layer;
 
     /// Behaviour for a gap in the calibration.
-    fn gap(lack: Lack) -> &'static str {
-        lacking(lack)
+    fn gap(gap: CalibrationGap) -> &'static str {
+        on_gap(gap)
     }
 
     /// Memory of one weight while it is learned.
@@ -109,8 +109,8 @@ impl<M: LearnsLayers> Method for M {
         }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(M::gap(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(M::gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -97,9 +97,9 @@ pub trait Method: Debug + Send + Sync {
     }
 
     /// Behaviour for a gap in the calibration, for the coverage report; `None` if the method does not say.
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
         // A method without calibration reads the text to be compared with RTN, for nothing else.
-        let unread = matches!(self.work(), Work::Weight(_)) && lack == Lack::Tokens;
+        let unread = matches!(self.work(), Work::Weight(_)) && gap == CalibrationGap::Tokens;
         unread.then_some("its layers are not compared with RTN")
     }
 
@@ -216,7 +216,7 @@ pub enum Feature {
 
 /// Gap in the calibration of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lack {
+pub enum CalibrationGap {
     /// No token reached it.
     Tokens,
     /// All of its channels are zero in every token.

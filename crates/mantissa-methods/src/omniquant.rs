@@ -21,7 +21,7 @@ use mantissa_num::Scheme;
 
 use crate::autoround::LearnedWeight;
 use crate::learned::{LearnedLayer, LearnsLayers};
-use crate::method::{Block, Buffer, Extent, Lack};
+use crate::method::{Block, Buffer, CalibrationGap, Extent};
 use crate::metric::{ERROR_METRICS, ErrorMetric};
 use crate::options;
 use crate::options::{Count, Number, OneOf, Seed};
@@ -70,11 +70,13 @@ impl LearnsLayers for OmniQuant {
         Clipping { options: *self, weights: Vec::new() }
     }
 
-    fn gap(lack: Lack) -> &'static str {
-        match lack {
-            Lack::Tokens | Lack::AllChannels => "the ranges of its layers stay as they begin",
-            Lack::Few => "ranges are learned on less than they can fit",
-            Lack::Channels => "the ranges of their weights are learned from the other channels",
+    fn gap(gap: CalibrationGap) -> &'static str {
+        match gap {
+            CalibrationGap::Tokens | CalibrationGap::AllChannels => {
+                "the ranges of its layers stay as they begin"
+            }
+            CalibrationGap::Few => "ranges are learned on less than they can fit",
+            CalibrationGap::Channels => "the ranges of their weights are learned from the other channels",
         }
     }
 

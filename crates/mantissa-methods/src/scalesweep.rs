@@ -42,7 +42,7 @@ use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightT
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
-pub(crate) use columns::Choice;
+pub(crate) use columns::BlockScaleSearch;
 pub use columns::{SweepOptions, SweptGptq};
 
 /// Schemes that the sweep takes.

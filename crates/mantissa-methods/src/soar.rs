@@ -33,7 +33,7 @@ use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
 use crate::rtn::outer_scale_of;
-use crate::scalesweep::{Choice, Scales, SweptGptq, amax, check_scheme, encode, refuses};
+use crate::scalesweep::{BlockScaleSearch, Scales, SweptGptq, amax, check_scheme, encode, refuses};
 use crate::solved::Solved;
 
 /// Maximum number of alternations between global and block scales.
@@ -162,7 +162,7 @@ impl SolveWeight for Soar {
 }
 
 /// GPTQ under SOAR's scales, which are chosen before the first column and fixed.
-static SCALES: Choice = Choice {
+static SCALES: BlockScaleSearch = BlockScaleSearch {
     names: ["soar-gptq", "soar-gptaq"],
     table: "soar",
     buffer: Some(|extent| {

@@ -18,10 +18,11 @@ use mantissa_num::stored::Extra;
 use mantissa_num::{Quantized, Scheme, TensorError};
 
 use crate::error::MethodError;
-use crate::gptq::method::{self, lacking, prepare};
+use crate::gptq::method::{self, on_gap, prepare};
 use crate::gptq::{GptqOptions, as_f16, check_scheme, count, largest, solve_bytes, sparse};
 use crate::method::{
-    Buffer, Extent, Feature, InputTask, Lack, Method, Phase, Prepared, SolveInput, Work, refused_by_most,
+    Buffer, CalibrationGap, Extent, Feature, InputTask, Method, Phase, Prepared, SolveInput, Work,
+    refused_by_most,
 };
 use crate::options;
 use crate::options::{Accepts, Named, NamedMut, Value};
@@ -132,8 +133,8 @@ impl Method for Spqr {
         self.options.count(rows, cols)
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

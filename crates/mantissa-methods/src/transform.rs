@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use crate::method::Lack;
+use crate::method::CalibrationGap;
 use crate::options::{self, Named, NamedMut, Setting};
 use crate::rotate::RotateOptions;
 use crate::spin::SpinOptions;
@@ -49,12 +49,14 @@ pub trait Transform: Debug + Send + Sync {
     }
 
     /// Behaviour for a gap in the calibration, for the coverage report; `None` if the transform does not say.
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
         match self.change() {
-            Change::Scales(_) => Some(match lack {
-                Lack::Tokens => "its channels are not scaled",
-                Lack::Few => "scales are searched on these tokens",
-                Lack::AllChannels | Lack::Channels => "they are scaled as the smallest of the others",
+            Change::Scales(_) => Some(match gap {
+                CalibrationGap::Tokens => "its channels are not scaled",
+                CalibrationGap::Few => "scales are searched on these tokens",
+                CalibrationGap::AllChannels | CalibrationGap::Channels => {
+                    "they are scaled as the smallest of the others"
+                }
             }),
             _ => None,
         }

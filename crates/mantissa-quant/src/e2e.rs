@@ -15,7 +15,9 @@ use mantissa_model::{Batch, InputQuantizer, LinearInfo, ModelConfig, Role, linea
 use mantissa_num::stored::Map;
 use mantissa_num::{Codes, Quantized, Scheme, StaticScale};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{ActivationQuant, Beside, LinearPlan, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{
+    ActivationQuant, LinearPlan, LinearWeight, ModelFiles, SideTensors, Weight,
+};
 use mantissa_train::{Coded, Dense, Policy, Precision, TeacherHead, TrainError, TrainModel, Tuner};
 
 use crate::calibrate::{Calibration, CalibrationSet, States, check_tick};
@@ -238,7 +240,7 @@ impl<'a> Run<'a> {
                     input_scale: start.input_scale,
                     ..self.plan.linear_plan(start.info, start.scheme)
                 };
-                self.plan.container.tensors(&plan, q, Beside::Nothing).map_err(|error| {
+                self.plan.container.tensors(&plan, q, SideTensors::Nothing).map_err(|error| {
                     let expected = "a scheme that the format holds";
                     mantissa_store::Error::field(
                         self.source.dir(),

@@ -27,7 +27,7 @@ use mantissa_store::convention::gguf::{self, Architecture, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
 
 use crate::error::Result;
-use crate::plan::{Cast, Job, Layout, Options, PlannedLinear};
+use crate::plan::{Cast, Layout, Options, PlannedLinear, WeightJob};
 use crate::recipe::{LayerRule, Part};
 use crate::row_order::order_of;
 
@@ -81,7 +81,7 @@ impl Layout {
     /// A field of the model that GGUF or llama.cpp cannot express.
     pub(crate) fn new(
         source: &ModelFiles,
-        job: &Job,
+        job: &WeightJob,
         weights: &Scheme,
         config: &ModelConfig,
         linears: &[PlannedLinear],
@@ -201,7 +201,7 @@ impl Layout {
     /// Returns the file type's scheme of embedding, embeddings of layers and head, unless a rule of the recipe names them.
     fn table_scheme(
         &mut self,
-        job: &Job,
+        job: &WeightJob,
         config: &ModelConfig,
         options: &Options,
         info: &TensorInfo,
@@ -275,7 +275,7 @@ fn groups(config: &ModelConfig) -> usize {
 /// Returns the scheme of a tensor that is not quantized as a layer.
 fn cast_scheme(
     source: &ModelFiles,
-    (job, weights): (&Job, &Scheme),
+    (job, weights): (&WeightJob, &Scheme),
     config: &ModelConfig,
     info: &TensorInfo,
 ) -> Result<Scheme> {
@@ -311,10 +311,11 @@ fn cast_scheme(
         ) => source_scheme(source, &info.name),
         // llama.cpp needs routers and positions in f32.
         (Role::Side { .. } | Role::Positions | Role::Vector { .. }, _) => Ok(full),
-        (Role::Embedding | Role::Head, Job::Convert { table, .. } | Job::Requantize { table, .. }) => {
-            Ok(table.clone())
-        }
-        (Role::Embedding | Role::Head, Job::Quantize(recipe)) => match recipe.rule_of(module) {
+        (
+            Role::Embedding | Role::Head,
+            WeightJob::Convert { table, .. } | WeightJob::Requantize { table, .. },
+        ) => Ok(table.clone()),
+        (Role::Embedding | Role::Head, WeightJob::Quantize(recipe)) => match recipe.rule_of(module) {
             None => Ok(match block_type(&weights.format) {
                 Some(GgmlType::F32) => full,
                 Some(GgmlType::BF16) => plain(minifloat::BF16),

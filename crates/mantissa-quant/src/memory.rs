@@ -22,10 +22,10 @@ use stage::{Sizes, factors, from_heap, kept, states, transposed, with_holes, wit
 
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::e2e;
+use crate::error_gate::ErrorGate;
 use crate::gptq::Hessian;
 use crate::importance;
 use crate::input_scales;
-use crate::judge::Judge;
 use crate::measure::figures::Evaluation;
 use crate::measure::tasks::TaskRuns;
 use crate::plan::Layout;
@@ -300,7 +300,7 @@ pub fn level_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
 
 /// Bytes of comparing a solution with RTN: the RTN weight and the errors of both.
 fn judging_bytes(info: &LinearInfo, sizes: &Sizes) -> u64 {
-    sizes.codes + sizes.scales + Judge::bytes_needed(info.rows, info.cols)
+    sizes.codes + sizes.scales + ErrorGate::bytes_needed(info.rows, info.cols)
 }
 
 /// Memory of a layer that is solved without calibration and compared with RTN on a text.

@@ -31,11 +31,11 @@ use mantissa_store::convention::{ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
+use crate::error_gate::{Case, ErrorGate};
 use crate::exl2;
 use crate::fold::Folded;
 use crate::gptq::{Drift, GptqError, Hessian};
 use crate::input_scales::{self, InputScales};
-use crate::judge::{Case, Judge};
 use crate::metric::Metric;
 use crate::plan::{MethodId, Plan};
 use crate::rounding::{method_error, round_to_nearest, whole};
@@ -62,7 +62,7 @@ pub(crate) struct Sequential<'a> {
     /// Solvers of the current layer.
     solvers: Vec<(Readers, Solver)>,
     /// Comparisons with RTN of the current layer.
-    judges: Vec<(Readers, Judge)>,
+    judges: Vec<(Readers, ErrorGate)>,
     /// Unquantized model, for methods that need the drift from it.
     original: Original<'a>,
     /// State of methods that learn a whole decoder layer.
@@ -369,7 +369,7 @@ impl<'a> Sequential<'a> {
                 }
                 _ => Some(hessian),
             };
-            self.judges.extend(moments.map(|hessian| ((input, id), Judge::new(hessian, unseen))));
+            self.judges.extend(moments.map(|hessian| ((input, id), ErrorGate::new(hessian, unseen))));
         }
         Ok(())
     }

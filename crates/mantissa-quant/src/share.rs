@@ -8,7 +8,7 @@ use mantissa_store::convention::{Experts, ModelFiles};
 
 use crate::error::{QuantError, Result};
 use crate::plan::{Plan, spec_bytes};
-use crate::quality::{Kept, SchemeShare, Share};
+use crate::quality::{Kept, QuantizedShare, SchemeShare};
 use crate::stacks::only_fused;
 use crate::unused;
 
@@ -17,7 +17,7 @@ const LEAST: f64 = 0.95;
 
 impl Plan {
     /// Returns the share of the parameters of `source` that it quantizes.
-    pub fn share(&self, source: &ModelFiles) -> Share {
+    pub fn share(&self, source: &ModelFiles) -> QuantizedShare {
         let numbers = |info: &LinearInfo| (info.rows * info.cols) as u64;
         let unknown: Vec<_> = unused::tensors(source, &self.config).collect();
         let quantized = self.linear_weights();
@@ -46,7 +46,7 @@ impl Plan {
         let matrices = unknown.iter().filter(|meta| unused::linear_module(meta).is_some());
         let fused = skipped.filter(|meta| meta.shape.len() == 3);
         let others: u64 = matrices.chain(fused).map(|meta| meta.numel()).sum();
-        Share {
+        QuantizedShare {
             quantized,
             covered,
             linear: decoder + self.side_parameters() + others,

@@ -6,7 +6,7 @@
 
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::Scheme;
-use mantissa_store::convention::{Beside, Container, ModelFiles};
+use mantissa_store::convention::{Container, ModelFiles, SideTensors};
 use mantissa_store::{Dtype, Error, TensorSpec};
 
 use crate::config::model_config;
@@ -169,7 +169,8 @@ pub(crate) fn quantize(
 ) -> Result<QuantizedLayer> {
     let w = DenseTensor::of_linear(source, info)?;
     let solved = round_to_nearest(plan, source, info, scheme, &w, None)?;
-    let tensors = plan.container.tensors(&plan.linear_plan(info, scheme), &solved.quantized, Beside::Nothing);
+    let tensors =
+        plan.container.tensors(&plan.linear_plan(info, scheme), &solved.quantized, SideTensors::Nothing);
     let tensors = tensors.map_err(|error| {
         let expected = "a scheme that the format holds";
         Error::field(source.path(), &info.module, error.to_string(), expected, "")

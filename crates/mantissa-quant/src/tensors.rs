@@ -9,7 +9,7 @@ use mantissa_store::{SafeTensors, SafetensorsWriter, TensorMeta, TensorSpec};
 
 use crate::error::Result;
 use crate::plan::Layout;
-use crate::plan::{Job, PlannedLinear, layer_plan, not_storable};
+use crate::plan::{PlannedLinear, WeightJob, layer_plan, not_storable};
 use crate::stacks;
 
 /// Note for formats without stacked experts.
@@ -63,7 +63,7 @@ pub(crate) fn output_specs(
 /// # Errors
 /// [`QuantError::NotStorable`](crate::QuantError::NotStorable) with the layers that the format cannot hold.
 pub(crate) fn output_of_linears<'i>(
-    job: &Job,
+    job: &WeightJob,
     input: impl Fn(&LinearInfo) -> Option<&'i Scheme>,
     container: Container,
     linears: &[PlannedLinear],

@@ -14,13 +14,13 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::{Given, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
 
-use crate::awq::{self, Reader};
+use crate::awq::{self, WeightReader};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Sample};
 use crate::clip;
 use crate::error::Result;
+use crate::error_gate::{Judgement, Output, Windows};
 use crate::fold::sites::{Site, sites};
 use crate::fold::{Folded, Folds};
-use crate::judge::{Judgement, Output, Windows};
 use crate::plan::{Plan, Use};
 use crate::rounding::whole;
 use crate::rtn;
@@ -269,13 +269,13 @@ impl Search<'_> {
         })
     }
 
-    fn search(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> awq::Found {
+    fn search(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> awq::ScaleSearch {
         let threads = self.plan.threads();
         let quantizers: Vec<_> = readers.iter().map(|reader| quantizer(reader, threads)).collect();
         let readers: Vec<_> = readers
             .iter()
             .zip(&quantizers)
-            .map(|(reader, quantize)| Reader { weight: &reader.values, quantize })
+            .map(|(reader, quantize)| WeightReader { weight: &reader.values, quantize })
             .collect();
         let width = sample.peaks.len();
         let scheme =
@@ -287,7 +287,7 @@ impl Search<'_> {
                 let _ = mantissa_num::fake_quantize(&scheme, x, rows, width, Given::default());
             }
         });
-        let inputs = quantize.as_ref().map(|quantize| quantize as &awq::Inputs<'_>);
+        let inputs = quantize.as_ref().map(|quantize| quantize as &awq::QuantizeInputs<'_>);
         awq::search(&sample.x, &readers, candidates, inputs, threads)
     }
 
@@ -315,7 +315,7 @@ impl Search<'_> {
                 awq::divide_columns(&mut judging, s);
             }
             let quantize = quantizer(&weight, threads);
-            let reader = Reader { weight: &weight.values, quantize: &quantize };
+            let reader = WeightReader { weight: &weight.values, quantize: &quantize };
             let group = clip::group_of(scheme, info.cols);
             let found = awq::clips(&x, &reader, info.cols, group, threads);
             let mut clipped = weight.values.clone();

@@ -77,7 +77,7 @@ pub use lock::Lock;
 pub use manifest::{
     MANIFEST_NAME, Manifest, Mismatch, Seal, beside, companion_path, manifest_path, verify_manifest,
 };
-pub use output::{Job, Output};
+pub use output::{JobKey, Output};
 pub use paths::{Kind, Paths, Permits};
 pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use scratch::Scratch;

@@ -13,7 +13,7 @@ use crate::error::{Error, OutputFault, Result};
 use crate::gguf::is_part_of;
 use crate::manifest::{MANIFEST_NAME, beside};
 use crate::nested::{Form, refuse_inside};
-use crate::output::{Job, Output, is_output};
+use crate::output::{JobKey, Output, is_output};
 use crate::target::resolve;
 
 /// Kinds of outputs.
@@ -95,7 +95,7 @@ impl Paths {
     /// [`Error::Output`], [`Error::WrongKind`], [`Error::Io`].
     pub fn check(&self, command: &str, overwrite: bool) -> Result<Permits> {
         let inputs = Inputs::of(&self.reads, &self.writes);
-        let job = Job::of(&format!("{command}\n{}", inputs.described));
+        let job = JobKey::of(&format!("{command}\n{}", inputs.described));
         let permits = Permits { job, overwrite, writes: self.writes.clone() };
         for (at, write) in self.writes.iter().enumerate() {
             let resolved = resolve(&write.path)?;
@@ -172,7 +172,7 @@ fn gguf_files(path: &Path) -> Vec<PathBuf> {
 /// Permission to write the outputs, granted after all paths are checked.
 #[derive(Clone, Debug)]
 pub struct Permits {
-    job: Job,
+    job: JobKey,
     overwrite: bool,
     writes: Vec<Write>,
 }
@@ -184,7 +184,7 @@ impl Permits {
     }
 
     fn of(&self, write: &Write) -> Output {
-        let about = |subject: &String| Job::of(&format!("description of {subject}"));
+        let about = |subject: &String| JobKey::of(&format!("description of {subject}"));
         let job = write.about.as_ref().map_or_else(|| self.job.clone(), about);
         Output::of_job(&write.path, job, self.overwrite)
     }

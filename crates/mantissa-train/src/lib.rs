@@ -91,7 +91,7 @@ pub use loss::{IGNORE_TARGET, Loss, next_token_targets};
 pub use model::TrainModel;
 pub use operand::range_slope;
 pub use optim::{
-    AdamW, AdamWOptions, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, RateScales, Recipe, Sgd,
+    AdamW, AdamWOptions, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, OptimizerSpec, RateScales, Sgd,
     SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
 pub use pages::Paged;

@@ -19,7 +19,7 @@ use crate::rows::PART;
 pub(crate) use buffers::{Mixture, Saved, Scratch, allocate};
 pub(crate) use options::HEAD_ROWS;
 pub use options::Options;
-use sizes::{Share, Sizes, choice_bytes, has_experts};
+use sizes::{SharedOperand, Sizes, choice_bytes, has_experts};
 
 /// Memory of a model in training by purpose. Not included: optimizer state
 /// ([`AdamW::bytes`](crate::AdamW::bytes)), and the matmul packing buffers of about one L2 cache per thread.
@@ -54,7 +54,7 @@ impl Plan {
         let policy = &options.policy;
         let saved_bytes = |layer| {
             let mixed = has_experts(config, layer);
-            let inputs = sizes.inputs(mixed).iter().map(Share::bytes).sum();
+            let inputs = sizes.inputs(mixed).iter().map(SharedOperand::bytes).sum();
             let choices = choice_bytes(if mixed { sizes.choices() } else { 0 });
             bytes(&sizes.saved(mixed)).saturating_add(inputs).saturating_add(choices)
         };
@@ -67,7 +67,7 @@ impl Plan {
             ("logits", logits),
             ("scratch", bytes(&sizes.scratch()).saturating_sub(logits) + 2 * choice_bytes(sizes.choices())),
         ];
-        let shared = sizes.rounded().iter().map(Share::bytes).sum::<u64>();
+        let shared = sizes.rounded().iter().map(SharedOperand::bytes).sum::<u64>();
         let all = [&policy.linear, &policy.head].iter().all(|linear| linear.shares_all(policy.weights));
         let own = match (all, policy.master) {
             (true, Master::Int8 { .. }) => decoded_weights(table, options.threads),

@@ -5,7 +5,7 @@ use mantissa_num::{Code, Scheme};
 
 use super::{LearnedWeight, Update};
 use crate::learned::{LearnedLayer, LearnsLayers};
-use crate::method::{Block, Buffer, Extent, Lack};
+use crate::method::{Block, Buffer, CalibrationGap, Extent};
 use crate::metric::{ERROR_METRICS, ErrorMetric};
 use crate::options;
 use crate::options::{Count, Number, OneOf, Seed};
@@ -89,11 +89,11 @@ impl LearnsLayers for AutoRound {
         Rounding { options: *self, weights: Vec::new(), adam: Vec::new() }
     }
 
-    fn gap(lack: Lack) -> &'static str {
-        match lack {
-            Lack::Tokens | Lack::AllChannels => "its layers keep their initial rounding",
-            Lack::Few => "learned rounding may overfit",
-            Lack::Channels => "their weights keep their initial rounding",
+    fn gap(gap: CalibrationGap) -> &'static str {
+        match gap {
+            CalibrationGap::Tokens | CalibrationGap::AllChannels => "its layers keep their initial rounding",
+            CalibrationGap::Few => "learned rounding may overfit",
+            CalibrationGap::Channels => "their weights keep their initial rounding",
         }
     }
 

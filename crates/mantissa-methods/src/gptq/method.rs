@@ -8,11 +8,11 @@ use super::{
     factor_bytes, solve_bytes,
 };
 use crate::error::MethodError;
+use crate::error_gate::ErrorGate;
 use crate::error_stats::ErrorStats;
-use crate::judge::Judge;
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work, refused_by_most,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
 use crate::options::{Named, NamedMut};
 use crate::solved::Solved;
@@ -81,8 +81,8 @@ impl Method for Gptq {
         Some(self.options.damp)
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -98,11 +98,11 @@ impl SolveInput for Gptq {
 }
 
 /// Behaviour of column-by-column methods for a gap in the calibration.
-pub(crate) fn lacking(lack: Lack) -> &'static str {
-    match lack {
-        Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-        Lack::Few => "the Hessian is singular but for its damping",
-        Lack::Channels => "their weights become zero",
+pub(crate) fn on_gap(gap: CalibrationGap) -> &'static str {
+    match gap {
+        CalibrationGap::Tokens | CalibrationGap::AllChannels => "its layers are rounded to nearest",
+        CalibrationGap::Few => "the Hessian is singular but for its damping",
+        CalibrationGap::Channels => "their weights become zero",
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
             ("moments for the comparison with RTN", hessian),
             (
                 "rounded to nearest, and errors",
-                extent.codes + extent.scales + Judge::bytes_needed(rows, cols),
+                extent.codes + extent.scales + ErrorGate::bytes_needed(rows, cols),
             ),
             solve,
         ],

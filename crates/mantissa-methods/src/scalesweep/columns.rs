@@ -22,11 +22,11 @@ use mantissa_num::{Codes, Quantized, ScaleLevel, Scheme, TensorError, check_fini
 use super::{Levels, Scales, check_scheme, refuses};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::gptq::method::{self, GPTAQ_SHARE, lacking};
+use crate::gptq::method::{self, GPTAQ_SHARE, on_gap};
 use crate::gptq::{GptqError, GptqOptions, Hessian, InverseFactor, factor_bytes};
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work,
 };
 use crate::options;
 use crate::options::{Fraction, Named, NamedMut, Number};
@@ -57,7 +57,7 @@ impl SweepOptions {
 
 /// Way of choosing block scales inside GPTQ.
 #[derive(Debug)]
-pub(crate) struct Choice {
+pub(crate) struct BlockScaleSearch {
     /// Names in recipes, with GPTQ and with GPTAQ.
     pub(crate) names: [&'static str; 2],
     /// Table of its options.
@@ -69,7 +69,7 @@ pub(crate) struct Choice {
 }
 
 /// Sweep of all scales that can be best, for each block when it is quantized.
-static SWEEP: Choice = Choice {
+static SWEEP: BlockScaleSearch = BlockScaleSearch {
     names: ["scalesweep-gptq", "scalesweep-gptaq"],
     table: "scalesweep",
     buffer: None,
@@ -82,7 +82,7 @@ static SWEEP: Choice = Choice {
 /// GPTQ, or GPTAQ, with block scales chosen by a search: ScaleSweep's, or SOAR's ([`soar`](crate::soar)).
 #[derive(Clone, Copy, Debug)]
 pub struct SweptGptq {
-    choice: &'static Choice,
+    choice: &'static BlockScaleSearch,
     /// Options.
     pub options: SweepOptions,
 }
@@ -94,7 +94,7 @@ impl SweptGptq {
     }
 
     /// GPTQ with the scales of `choice`.
-    pub(crate) fn of(choice: &'static Choice) -> Self {
+    pub(crate) fn of(choice: &'static BlockScaleSearch) -> Self {
         SweptGptq { choice, options: SweepOptions::default() }
     }
 
@@ -141,8 +141,8 @@ impl Method for SweptGptq {
         Some(self.options.damp)
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -193,7 +193,7 @@ fn buffers(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
 #[derive(Debug)]
 struct Swept {
     columns: Columns,
-    choice: &'static Choice,
+    choice: &'static BlockScaleSearch,
 }
 
 impl InputSolver for Swept {

@@ -21,7 +21,7 @@ use crate::gguf;
 use crate::load::loadable;
 use crate::plan::Layout;
 use crate::plan::alternative;
-use crate::plan::{Job, Methods, Options, Plan, PlannedLinear, Use, scheme_of};
+use crate::plan::{Methods, Options, Plan, PlannedLinear, Use, WeightJob, scheme_of};
 use crate::recipe::{Glob, Recipe};
 use crate::rotate;
 use crate::stacks;
@@ -71,7 +71,7 @@ impl Plan {
             true => gguf::fall_back(&config, &mut linears, learns),
             false => Vec::new(),
         };
-        let job = Job::Quantize(Box::new(recipe.clone()));
+        let job = WeightJob::Quantize(Box::new(recipe.clone()));
         let input = |info: &LinearInfo| recipe.activations_of(&info.module);
         let quantized = output_of_linears(&job, input, container, &linears, recipe.follows_order())?;
         let inputs = other_inputs(&recipe, &linears);

@@ -5,7 +5,7 @@ use mantissa_num::{Blocks, Scheme};
 use mantissa_store::TensorSpec;
 use mantissa_store::convention::{Container, LinearPlan};
 
-use super::job::Job;
+use super::job::WeightJob;
 use super::options::Options;
 use crate::recipe::{Part, Recipe};
 
@@ -34,7 +34,7 @@ pub(crate) fn scheme_of(
 
 /// Plans the storage of a layer. Groups of whole rows have no column order.
 pub(crate) fn layer_plan<'a>(
-    job: &Job,
+    job: &WeightJob,
     input: Option<&'a Scheme>,
     info: &'a LinearInfo,
     scheme: &'a Scheme,

@@ -14,7 +14,7 @@ use toml::Table;
 use super::name::levels_of;
 use super::reader::{Reader, fault};
 use super::{FILE_TYPES, FileType, LayerRule, Recipe, RecipeError, for_method, rules};
-use crate::input_scales::{OBSERVERS, Observer, Share};
+use crate::input_scales::{OBSERVERS, Observer, Percentile};
 
 /// Keys of every recipe; tables of transforms and methods are added.
 const KEYS: [&str; 13] = [
@@ -103,7 +103,7 @@ fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
         return Err(reader.fault("percentile", value.to_string(), "none without observer = \"percentile\""));
     }
     let percent = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-    let share = percent.and_then(Share::of_percent);
+    let share = percent.and_then(Percentile::of_percent);
     let fault = || reader.fault("percentile", value.to_string(), "a number from 50 to 100");
     share.map(Observer::Percentile).ok_or_else(fault)
 }

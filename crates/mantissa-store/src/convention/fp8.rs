@@ -22,9 +22,9 @@ use serde_json::{Value, json};
 use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
-    ActivationQuant, Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, Parts, ShapeSource, Storable, StoredTensors,
-    Weight,
+    ActivationQuant, CheckpointFolder, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
+    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, ShapeSource, SideTensors, Storable,
+    StoredLinear, StoredTensors, Weight,
 };
 use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 
@@ -102,7 +102,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing, or its dtype or shape differs from the config.
-    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let codes_name = name("weight");
         if self.experts_in_fp4 && FP4_DTYPES.contains(&files.meta(&codes_name)?.dtype) {
@@ -354,7 +354,7 @@ impl Convention for DeepseekFp8 {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, Config::parse)
     }
 
@@ -366,7 +366,12 @@ impl Convention for DeepseekFp8 {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -398,7 +403,7 @@ impl Opened for Config {
         &["weight_scale_inv", "weight_scale"]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.layer(files, module, rows, cols)
     }
 }

@@ -24,8 +24,8 @@ use crate::policy::OperandPolicy;
 use crate::trainer::Trainer;
 use lab::Lab;
 use measure::{Effect, Measure};
-use remedy::Candidate;
 pub use remedy::Remedy;
+use remedy::SchemeCandidate;
 pub use search::Switched;
 use search::{Leaf, Search};
 use site::Site;
@@ -313,7 +313,7 @@ impl Trainer {
         if let Some(scaling) = Remedy::scaling(site, found, policy, health) {
             return Ok(scaling);
         }
-        let mut candidates = Candidate::all(site, found, health).into_iter().peekable();
+        let mut candidates = SchemeCandidate::all(site, found, health).into_iter().peekable();
         while let Some(candidate) = candidates.next() {
             let Ok(scheme) = candidate.scheme.parse() else { continue };
             let operand = OperandPolicy { scheme, ..found.clone() };

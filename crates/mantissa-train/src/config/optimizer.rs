@@ -10,7 +10,7 @@ use toml::Value;
 use super::declared::{default, setting};
 use crate::optim::keys::{Key, Kind, Values};
 use crate::optim::registry::kind;
-use crate::optim::{DecayGroups, MomentFormat, RateScales, Recipe, optimizers};
+use crate::optim::{DecayGroups, MomentFormat, OptimizerSpec, RateScales, optimizers};
 
 /// Keys of all optimizers besides `kind` and `lr`.
 const COMMON: [&str; 6] = ["weight_decay", "decay", "no_decay", "max_norm", "lr_scale", "paged"];
@@ -56,10 +56,10 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Returns the optimizer with its hyperparameters.
-    pub fn recipe(&self) -> Recipe {
+    pub fn recipe(&self) -> OptimizerSpec {
         // A kind was checked when it was read, so the fallback is not used.
         let kind = kind(&self.kind).unwrap_or(&crate::optim::registry::FIRST);
-        Recipe {
+        OptimizerSpec {
             method: (kind.build)(&Values(&self.own)),
             weight_decay: self.weight_decay,
             decay_vectors: false,

@@ -20,7 +20,7 @@ use mantissa_kernels::kernels;
 
 use super::keys::{Key, Kind};
 use super::matrix::shape;
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, Target, UpdateRule};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
@@ -71,7 +71,7 @@ struct Adafactor {
     moments: MomentFormat,
 }
 
-impl Method for Adafactor {
+impl UpdateRule for Adafactor {
     fn layout(&self, param: &ParamInfo) -> Layout {
         let n = param.range.len();
         let first = (self.beta1 > 0.0).then_some(("m", false, self.moments)).into_iter().collect();

@@ -15,9 +15,9 @@ use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_model::LoadError;
 
 use super::keys::{Default as Fixed, Key, Kind, Values};
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, Target, UpdateRule};
 use super::moment_format::MomentFormat;
-use super::{Optimizer, Recipe};
+use super::{Optimizer, OptimizerSpec};
 use crate::arena::Parameters;
 use crate::blockwise::{BlockwiseRule, BlockwiseStep};
 use crate::error::TrainError;
@@ -109,10 +109,10 @@ impl AdamW {
         Self::recipe(AdamWOptions { moments, ..AdamWOptions::default() }).bytes(table, policy)
     }
 
-    fn recipe(options: AdamWOptions) -> Recipe {
+    fn recipe(options: AdamWOptions) -> OptimizerSpec {
         let AdamWOptions { beta1, beta2, eps, weight_decay, decay_vectors, max_norm, moments } = options;
         let method = Arc::new(AdamWMethod { beta1, beta2, eps, moments });
-        Recipe { method, weight_decay, decay_vectors, max_norm, paged: false }
+        OptimizerSpec { method, weight_decay, decay_vectors, max_norm, paged: false }
     }
 }
 
@@ -125,7 +125,7 @@ pub(super) struct AdamWMethod {
     pub(super) moments: MomentFormat,
 }
 
-impl Method for AdamWMethod {
+impl UpdateRule for AdamWMethod {
     fn layout(&self, _: &ParamInfo) -> Layout {
         let moments = vec![("m", false, self.moments), ("v", true, self.moments)];
         Layout { moments, ..Layout::default() }

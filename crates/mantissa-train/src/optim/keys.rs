@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::method::Method;
+use super::method::UpdateRule;
 use super::moment_format::MomentFormat;
 
 /// Optimizer in the registry.
@@ -18,7 +18,7 @@ pub(crate) struct Kind {
     /// Refuses combinations of keys.
     pub(crate) check: fn(&Values<'_>) -> Result<(), Fault>,
     /// Makes the optimizer.
-    pub(crate) build: fn(&Values<'_>) -> Arc<dyn Method>,
+    pub(crate) build: fn(&Values<'_>) -> Arc<dyn UpdateRule>,
 }
 
 /// Key that is wrong, value found, and accepted values.

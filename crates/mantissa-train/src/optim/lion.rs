@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::keys::{Key, Kind};
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, Target, UpdateRule};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
@@ -48,7 +48,7 @@ struct Factors {
     grad_scale: f32,
 }
 
-impl Method for Lion {
+impl UpdateRule for Lion {
     fn layout(&self, _: &ParamInfo) -> Layout {
         Layout { moments: vec![("m", false, self.moments)], ..Layout::default() }
     }

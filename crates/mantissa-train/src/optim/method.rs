@@ -24,7 +24,7 @@ use crate::weights::Weights;
 pub(crate) type Plain<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut [f32]; N]);
 
 /// Optimizer: its hyperparameters. The state lies apart, so that memory, checkpoints and paging are the same for all.
-pub(crate) trait Method: fmt::Debug + Send + Sync {
+pub(crate) trait UpdateRule: fmt::Debug + Send + Sync {
     /// Describes the state of a tensor.
     fn layout(&self, param: &ParamInfo) -> Layout;
 

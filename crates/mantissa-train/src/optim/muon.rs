@@ -21,7 +21,7 @@ use mantissa_kernels::kernels;
 use super::adamw::AdamWMethod;
 use super::keys::{Key, Kind};
 use super::matrix::{Product, product, shape_of_linear};
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, Target, UpdateRule};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
@@ -98,7 +98,7 @@ struct Muon {
     others: AdamWMethod,
 }
 
-impl Method for Muon {
+impl UpdateRule for Muon {
     fn layout(&self, param: &ParamInfo) -> Layout {
         let Some((_, rows, cols)) = shape_of_linear(param) else { return self.others.layout(param) };
         let (n, side) = (param.range.len(), rows.min(cols));

@@ -3,7 +3,7 @@
 use super::keys::Kind;
 use super::{adafactor, adamw, lion, muon, sgd, soap};
 
-/// Every optimizer. To add one: a file with its [`Method`](super::method::Method) and its row, and the row here.
+/// Every optimizer. To add one: a file with its [`UpdateRule`](super::method::UpdateRule) and its row, and the row here.
 const KINDS: [&Kind; 6] = [&adamw::KIND, &sgd::KIND, &adafactor::KIND, &lion::KIND, &muon::KIND, &soap::KIND];
 
 /// Default of `optimizer.kind`.

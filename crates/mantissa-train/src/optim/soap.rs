@@ -20,7 +20,7 @@ use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kern
 use super::adamw::AdamWMethod;
 use super::keys::{Key, Kind};
 use super::matrix::{Product, ROWS, eigenvectors, orthogonal, product, shape_of_linear};
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, Target, UpdateRule};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
@@ -103,7 +103,7 @@ impl Side {
     }
 }
 
-impl Method for Soap {
+impl UpdateRule for Soap {
     fn layout(&self, param: &ParamInfo) -> Layout {
         let Some((count, rows, cols)) = shape_of_linear(param) else { return self.adamw.layout(param) };
         let (left, right) = (Side::new(rows, self.block), Side::new(cols, self.block));

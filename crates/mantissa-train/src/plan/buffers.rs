@@ -5,7 +5,7 @@ use mantissa_model::{LoadError, ModelConfig, zeros};
 
 use super::Plan;
 use super::options::Options;
-use super::sizes::{Share, Sizes, has_experts};
+use super::sizes::{SharedOperand, Sizes, has_experts};
 use crate::forms::{FormSizes, Forms};
 use crate::operand::Operand;
 
@@ -245,7 +245,7 @@ fn arrays<const N: usize>(lengths: [usize; N]) -> Option<[Vec<f32>; N]> {
     all.try_into().ok()
 }
 
-fn operands<const N: usize>(shares: [Share; N]) -> Option<[Operand; N]> {
-    let all = shares.into_iter().map(Share::allocate).collect::<Option<Vec<_>>>()?;
+fn operands<const N: usize>(shares: [SharedOperand; N]) -> Option<[Operand; N]> {
+    let all = shares.into_iter().map(SharedOperand::allocate).collect::<Option<Vec<_>>>()?;
     all.try_into().ok()
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{Candidate, Diff, diff};
+use mantissa_eval::{Diff, TokenCandidate, diff};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -109,7 +109,7 @@ struct Parting {
 struct Choice {
     text: String,
     #[serde(flatten)]
-    candidate: Candidate,
+    candidate: TokenCandidate,
 }
 
 /// Continuation by one model.
@@ -238,13 +238,13 @@ fn described(prompt: String, tokens: &[u32], found: Diff, tokenizer: &Tokenizer)
     };
     let equal = &found.continuations[0].tokens[..found.equal];
     let before = [tokens, equal].concat();
-    let choice = |candidate: &Candidate| -> Result<Choice> {
+    let choice = |candidate: &TokenCandidate| -> Result<Choice> {
         let plain = text(&before, &[candidate.token])?;
         // A special token has no text but a name.
         let named = if plain.is_empty() { tokenizer.decode_with_special(&[candidate.token])? } else { plain };
         Ok(Choice { text: named, candidate: *candidate })
     };
-    let choices = |candidates: &[Candidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
+    let choices = |candidates: &[TokenCandidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
     let difference = match &found.difference {
         None => None,
         Some(at) => Some(Parting {
@@ -332,7 +332,7 @@ fn candidates(out: &mut dyn Write, parting: &Parting) -> io::Result<()> {
         ("p(A)", Align::Right),
     ]);
     let cells = |choice: &Choice| {
-        let Candidate { p, p_other, .. } = choice.candidate;
+        let TokenCandidate { p, p_other, .. } = choice.candidate;
         [clipped(&quoted(&choice.text), 22), format!("{p:.4}"), format!("{p_other:.4}")]
     };
     for (a, b) in parting.a.iter().zip(&parting.b) {

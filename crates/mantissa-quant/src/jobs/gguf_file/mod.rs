@@ -28,7 +28,7 @@ use crate::importance::Importance;
 use crate::layers::Layers;
 use crate::measure::hashes::SourceHashes;
 use crate::plan::{Cast, JoinedCast, Layout};
-use crate::plan::{Job, Plan, Use, work_of};
+use crate::plan::{Plan, Use, WeightJob, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
@@ -250,7 +250,7 @@ impl Run<'_, '_> {
         });
         let stored = own.as_deref().unwrap_or(stored);
         let columns = self.layout.order.columns(name).filter(|_| !stored.ends_with(".scale"));
-        if let (Some(columns), Job::Convert { .. }) = (columns, &self.plan.job) {
+        if let (Some(columns), WeightJob::Convert { .. }) = (columns, &self.plan.job) {
             // Codes that are kept are in the source's order.
             return Ok(self.writer.write(stored, &self.moved_blocks(name, columns, rows, bytes))?);
         }

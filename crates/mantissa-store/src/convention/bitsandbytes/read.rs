@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::config::{Config, Kind};
 use super::scheme::{BLOCK_SIZES, BOOKS, INT8_LEVELS, int8_input};
 use crate::convention::sound::{self, Names};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::convention::{ActivationQuant, ModelFiles, Weight};
 use crate::finite::require_finite;
 use crate::json::parse_strict;
@@ -29,7 +29,13 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or contradicts another.
-    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    pub(super) fn layer(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StoredLinear> {
         let name = format!("{module}.weight");
         let layer = Reader { files, module, rows, cols };
         match (files.meta(&name)?.dtype, self.kind) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Model, NAME, Stored};
 use crate::convention::files::{ModelFiles, Opened};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::error::Result;
 use crate::gguf::Storage;
 use crate::view::{View, Viewed};
@@ -55,7 +55,7 @@ impl Opened for DenseGguf {
         Some(&self.0)
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(files.dense(module, rows, cols)?.into())
     }
 }

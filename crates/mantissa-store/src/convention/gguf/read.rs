@@ -4,7 +4,7 @@ use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
 use super::{Joined, Model, Stored};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
@@ -184,7 +184,7 @@ impl Model {
         module: &str,
         rows: usize,
         cols: usize,
-    ) -> Result<Parts> {
+    ) -> Result<StoredLinear> {
         let name = format!("{module}.weight");
         let weight = self.weight(files, module, rows, cols)?;
         let block = self.tensor(&name).map_or(1, |tensor| tensor.ty.block().0);

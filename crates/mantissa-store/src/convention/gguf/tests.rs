@@ -6,7 +6,7 @@ use mantissa_num::{Given, Scheme, quantize};
 use serde_json::json;
 
 use super::*;
-use crate::convention::{Beside, LinearPlan, ModelFiles, Weight, gguf};
+use crate::convention::{LinearPlan, ModelFiles, SideTensors, Weight, gguf};
 use crate::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Value};
 use crate::{Error, TensorSpec};
 
@@ -237,7 +237,7 @@ fn weights_of_every_type_are_read_back() {
         let q = quantize(&scheme, &wave(rows * HIDDEN), rows, HIDDEN, Given::default()).unwrap();
         let plan = LinearPlan::new(module, &scheme, None, (rows, HIDDEN));
         let specs = gguf::CONTAINER.specs(&plan).unwrap();
-        let tensors = gguf::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+        let tensors = gguf::CONTAINER.tensors(&plan, &q, SideTensors::Nothing).unwrap();
         let ty = block_type(&scheme.format).unwrap();
         let mut all = Vec::new();
         for (spec, (name, bytes)) in specs.iter().zip(tensors) {
