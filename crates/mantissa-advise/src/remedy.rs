@@ -5,7 +5,7 @@
 //! the order of `FORMATS`.
 
 use mantissa_num::{Format, Scheme, Source, parse_activation, parse_weight};
-use mantissa_plan::contract::{Input, Stored, Subject, Target, lint};
+use mantissa_plan::contract::{EngineTarget, Input, Stored, Subject, lint};
 use mantissa_quant::{Changes, Options, Plan, Recipe};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles};
@@ -98,14 +98,14 @@ struct RecipeCandidate {
 /// Model to mend, and what counts as mended.
 struct Search<'a> {
     described: &'a Subject,
-    target: Target,
+    target: EngineTarget,
     /// True if warnings are to be mended as well.
     strict: bool,
 }
 
 /// Finds what makes `target` accept the plan of `source`, with its method where that can be kept. With `strict`,
 /// warnings count as well.
-pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) -> Option<Remedy> {
+pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &EngineTarget, strict: bool) -> Option<Remedy> {
     let described = subject::of_plan(plan, source);
     let search = Search { described: &described, target: *target, strict };
     let method = plan.job.recipe().map_or_else(|| "rtn".to_owned(), Recipe::method_name);
@@ -129,7 +129,7 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) 
 pub fn of_artifact(
     files: &ModelFiles,
     described: &Subject,
-    target: &Target,
+    target: &EngineTarget,
     source: Option<&ModelFiles>,
     strict: bool,
 ) -> Option<Remedy> {
@@ -158,7 +158,7 @@ pub fn of_artifact(
 
 /// True if `target` accepts the layers of `described` under `recipe`, in the format `container`. Whether the format can
 /// hold them is decided by a plan.
-pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, target: &Target) -> bool {
+pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, target: &EngineTarget) -> bool {
     let candidate = RecipeCandidate {
         weights: recipe.weights.clone(),
         inputs: recipe.activations.clone(),
@@ -182,7 +182,7 @@ impl Search<'_> {
         self.passes_on(described, &self.target)
     }
 
-    fn passes_on(&self, described: &Subject, target: &Target) -> bool {
+    fn passes_on(&self, described: &Subject, target: &EngineTarget) -> bool {
         let bare =
             Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..described.clone() };
         let report = lint(&bare, target);
@@ -192,7 +192,7 @@ impl Search<'_> {
     /// Returns the largest smaller number of GPUs that is accepted, if that is all that is wrong.
     fn fewer_gpus(&self) -> Option<Remedy> {
         let tps = (1..self.target.tp).rev();
-        let accepted = |tp: &usize| self.passes_on(self.described, &Target { tp: *tp, ..self.target });
+        let accepted = |tp: &usize| self.passes_on(self.described, &EngineTarget { tp: *tp, ..self.target });
         tps.into_iter().find(accepted).map(|tp| Remedy::Parallelism { tp })
     }
 

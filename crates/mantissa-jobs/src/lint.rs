@@ -1,7 +1,7 @@
 //! Check of a plan by the rules of the engines that it is for, before any work.
 
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Finding, Report, Target, lint};
+use mantissa_plan::contract::{EngineTarget, Finding, Report, lint};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
@@ -11,7 +11,7 @@ use crate::host::Host;
 /// Words the fixes of a report as a user of the caller would follow them: a command line, a call.
 pub trait Remedies {
     /// Replaces the fixes in the `report` of `plan`.
-    fn of_plan(&self, report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles);
+    fn of_plan(&self, report: &mut Report, target: &EngineTarget, plan: &Plan, source: &ModelFiles);
 }
 
 /// Keeps the fixes of the rules.
@@ -19,7 +19,7 @@ pub trait Remedies {
 pub struct AsStated;
 
 impl Remedies for AsStated {
-    fn of_plan(&self, _: &mut Report, _: &Target, _: &Plan, _: &ModelFiles) {}
+    fn of_plan(&self, _: &mut Report, _: &EngineTarget, _: &Plan, _: &ModelFiles) {}
 }
 
 /// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
@@ -29,7 +29,7 @@ impl Remedies for AsStated {
 pub fn check_plan<'a>(
     plan: &Plan,
     source: &ModelFiles,
-    targets: impl IntoIterator<Item = &'a Target>,
+    targets: impl IntoIterator<Item = &'a EngineTarget>,
     remedies: &dyn Remedies,
     host: &Host,
 ) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use mantissa_num::Scheme;
-use mantissa_plan::contract::Target;
+use mantissa_plan::contract::EngineTarget;
 use mantissa_store::convention::Container;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -36,7 +36,7 @@ impl<'de> Deserialize<'de> for Format {
 
 /// Serving engine with its options, serialized as `ENGINE[:tp=N,gpu=NAME]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TargetName(pub Target);
+pub struct TargetName(pub EngineTarget);
 
 impl Serialize for TargetName {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -46,7 +46,7 @@ impl Serialize for TargetName {
 
 impl<'de> Deserialize<'de> for TargetName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Target::parse(&String::deserialize(deserializer)?).map(TargetName).map_err(D::Error::custom)
+        EngineTarget::parse(&String::deserialize(deserializer)?).map(TargetName).map_err(D::Error::custom)
     }
 }
 

@@ -8,7 +8,7 @@
 //! minimise over V:   ‖W X − W̃ X‖² + λ Σ (1 − |2·h(V) − 1|^β)             β falls from 20 to 2    (equations 21 and 24)
 //! ```
 //!
-//! At the end h is rounded to 0 or 1. The grid is that of RTN, with each group's range chosen by the mean square of
+//! At the end h is rounded to 0 or 1. The grid is the same as RTN's, with each group's range chosen by the mean square of
 //! the inputs ([`LearnedWeight`]), and stays fixed.
 //!
 //! Differences from the paper:

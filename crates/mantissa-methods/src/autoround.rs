@@ -14,7 +14,7 @@
 //!
 //! Differences from the paper, each because it lowers the loss (docs/explain/methods.md):
 //! - The norm is the Fisher information of the output ([`Metric`](crate::metric::Metric)).
-//! - Signs are those of gradient plus momentum, so that 512 tokens per step suffice instead of 2048.
+//! - Steps follow the signs of gradient plus momentum, so that 512 tokens per step suffice instead of 2048.
 //! - Ranges start at the least error weighted by each input's mean square instead of at amax. Their step is a fifth
 //!   of the offsets'.
 //! - In symmetric integers a group's multiplier may be negative, so that the larger side has the extra code.

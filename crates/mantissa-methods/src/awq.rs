@@ -54,7 +54,7 @@ pub struct ScaleSearch {
 
 /// Scales of each ratio, from the mean magnitudes of the channels.
 pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
-    let of_ratio = |k: usize| {
+    let ratio_scales = |k: usize| {
         let ratio = k as f32 / RATIOS as f32;
         let mut raw = means.to_vec();
         kernels().pow_inplace(&mut raw, ratio);
@@ -64,7 +64,7 @@ pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
         let middle = (f64::from(low) * f64::from(high)).sqrt() as f32;
         raw.into_iter().map(|s| s / middle).collect()
     };
-    (0..RATIOS).map(of_ratio).collect()
+    (0..RATIOS).map(ratio_scales).collect()
 }
 
 /// Chooses from `candidates` (scales of each column) the one with the least output error of `readers` on `x`

@@ -9,7 +9,7 @@
 //!
 //! Gradients pass the rounding unchanged where it does not clip. With `u = W/s + z` they are g for W, and for s, as in
 //! learned step sizes (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, equation 3), `g (⌊u⌉ - u)`
-//! inside and `g (q - z)` where the code is clipped. Adam takes the steps. Codes are free, unlike those of AutoRound, which
+//! inside and `g (q - z)` where the code is clipped. Adam takes the steps. Codes are free, unlike in AutoRound, which
 //! chooses between two neighbours. The second stage, E2E-QP, is [`e2e`](crate::e2e): `block-ap-int2-g32+e2e`, whose
 //! alias is `efficientqat-int2-g32`.
 //!
@@ -17,7 +17,7 @@
 //! - Steps of a weight are in units of its group's scale, so that one rate serves all layers and models.
 //! - s and z follow from learned factors of the group's range ([`LearnedWeight`]), which the search of AutoRound begins.
 //! - Errors may be measured by the Fisher information of the layer's output ([`Metric`](crate::metric::Metric)).
-//! - Rates fall linearly to 0, and the windows are those of a calibration: fewer than the paper's 4096.
+//! - Rates fall linearly to 0, and it trains on the calibration windows, which are fewer than the paper's 4096.
 
 use mantissa_kernels::Adam;
 use mantissa_num::Scheme;
@@ -105,25 +105,25 @@ struct TrainedWeight {
     /// Weight and factors before the first step.
     original: Vec<f32>,
     start: Vec<[f32; 2]>,
-    of_weights: Adam,
-    of_clips: Adam,
+    weight_adam: Adam,
+    clip_adam: Adam,
 }
 
 impl TrainedWeight {
     fn new(weight: LearnedWeight) -> Self {
         let (original, start) = (weight.weight().to_vec(), weight.clips().collect::<Vec<_>>());
-        let (of_weights, of_clips) = (Adam::new(original.len()), Adam::new(2 * start.len()));
-        TrainedWeight { weight, original, start, of_weights, of_clips }
+        let (weight_adam, clip_adam) = (Adam::new(original.len()), Adam::new(2 * start.len()));
+        TrainedWeight { weight, original, start, weight_adam, clip_adam }
     }
 
-    /// Takes a step against `gradient`, that of the loss by the dequantized values.
+    /// Takes a step against `gradient` (∂loss/∂dequantized values).
     fn step(&mut self, gradient: &[f32], (rate, clip_rate): (f32, f32), threads: usize) {
-        let of_clips = self.weight.clip_gradients(gradient, threads);
-        let mut clip_steps: Vec<f32> = of_clips.as_flattened().iter().map(|g| *g as f32).collect();
+        let clip_grad = self.weight.clip_gradients(gradient, threads);
+        let mut clip_steps: Vec<f32> = clip_grad.as_flattened().iter().map(|g| *g as f32).collect();
         let mut weight_steps = self.weight.weight_gradients(gradient, threads);
-        self.of_weights.directions(&mut weight_steps, threads);
+        self.weight_adam.directions(&mut weight_steps, threads);
         self.weight.move_weights(&weight_steps, rate, threads);
-        self.of_clips.directions(&mut clip_steps, threads);
+        self.clip_adam.directions(&mut clip_steps, threads);
         let mut clips: Vec<[f32; 2]> = self.weight.clips().collect();
         let starts = self.start.as_flattened();
         for ((clip, direction), start) in clips.as_flattened_mut().iter_mut().zip(clip_steps).zip(starts) {

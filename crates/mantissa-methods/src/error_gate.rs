@@ -84,8 +84,8 @@ pub struct ErrorGate {
 }
 
 impl ErrorGate {
-    /// Uses the second moments of held-out windows if these have tokens (an expert may have none), else those of the
-    /// calibration.
+    /// Uses the second moments of held-out windows if these have tokens (an expert may have none), else the second
+    /// moments of the calibration.
     pub fn new(calibration: Hessian, held_out: Option<Hessian>) -> Self {
         let (hessian, windows) = match held_out.filter(|unseen| unseen.tokens() > 0) {
             Some(unseen) => (unseen, Windows::HeldOut),

@@ -46,8 +46,8 @@ pub(crate) use solve::as_f16;
 /// Weights from which a group's scale is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
-    /// Original weights of adjacent columns, for any quantization order. The stored layout is the same as that of
-    /// RTN.
+    /// Original weights of adjacent columns, for any quantization order. The stored layout is
+    /// the same as for RTN.
     #[default]
     Static,
     /// Columns that are quantized consecutively, with the updates of the blocks before their first column, as in the

@@ -13,7 +13,7 @@ use mantissa_num::{Codes, Scheme};
 use crate::error::MethodError;
 use crate::gptq::{Drift, Hessian};
 use crate::metric::{ErrorMetric, Metric};
-use crate::options::{self, Named, NamedMut, Setting};
+use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::solved::Solved;
 
 /// A post-training quantization method with its options.
@@ -29,7 +29,7 @@ pub trait Method: Debug + Send + Sync {
         self.work().scope()
     }
 
-    /// Name in recipes: that of the registry row with these options, if any, else [`name`](Self::name).
+    /// Name in recipes: the name of the registry row with these options, if any, else [`name`](Self::name).
     fn recipe_name(&self) -> &'static str {
         self.name()
     }
@@ -45,7 +45,7 @@ pub trait Method: Debug + Send + Sync {
     }
 
     /// Returns all options as they are set.
-    fn settings(&self) -> Vec<Setting> {
+    fn settings(&self) -> Vec<OptionValue> {
         options::settings(&self.tables())
     }
 
@@ -436,7 +436,7 @@ pub trait Block {
     /// Fails if the layer cannot be run.
     fn forward(&mut self, states: &mut [f32], lens: &[usize]) -> Result<(), MethodError>;
 
-    /// Computes the gradients of all weights from that of the last output.
+    /// Computes the gradients of all weights from the gradient of the last output.
     fn backward(&mut self, gradient: &[f32], lens: &[usize]);
 
     /// Gradient of weight `index`, after [`backward`](Self::backward).

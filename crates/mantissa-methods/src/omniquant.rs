@@ -166,7 +166,7 @@ impl ClippedWeight {
         clipped
     }
 
-    /// Sets the weight's ranges to those of the logits.
+    /// Sets the weight's ranges from the logits.
     fn put(&mut self, threads: usize) {
         let Clips { bounds, logits, .. } = &self.clips;
         let mut factors = logits.clone();
@@ -174,7 +174,7 @@ impl ClippedWeight {
         self.weight.set_clips(factors.as_chunks().0, threads);
     }
 
-    /// Takes a step of Adam along `factor` times `gradient`, that of the loss by the weight's values.
+    /// Takes a step of Adam along `factor` times `gradient` (∂loss/∂values of the weight).
     fn step(&mut self, gradient: &[f32], factor: f32, adam: &AdamDirection, threads: usize) {
         let gradients = self.weight.clip_gradients(gradient, threads);
         let Clips { bounds, logits, first, second } = &mut self.clips;

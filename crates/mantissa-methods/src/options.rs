@@ -35,7 +35,7 @@ impl Key {
 
 /// Option with its value, in TOML: `gptq.damp = 0.01`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
+pub struct OptionValue {
     /// Table.
     pub table: &'static str,
     /// Key.
@@ -44,7 +44,7 @@ pub struct Setting {
     pub value: Value,
 }
 
-impl fmt::Display for Setting {
+impl fmt::Display for OptionValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{} = {}", self.table, self.key, self.value)
     }
@@ -88,15 +88,15 @@ pub fn spec((name, options): Named<'_>) -> TableSpec {
 }
 
 /// Returns the options of these tables as they are set.
-pub fn settings(tables: &[Named<'_>]) -> Vec<Setting> {
-    let of_table = |(table, options): &Named<'_>| {
+pub fn settings(tables: &[Named<'_>]) -> Vec<OptionValue> {
+    let table_settings = |(table, options): &Named<'_>| {
         let table = *table;
-        options.values().into_iter().map(move |(key, value)| Setting { table, key, value })
+        options.values().into_iter().map(move |(key, value)| OptionValue { table, key, value })
     };
-    tables.iter().flat_map(of_table).collect()
+    tables.iter().flat_map(table_settings).collect()
 }
 
-/// Sets the options in those of `tables` that are named `name` to the values of `from`.
+/// Sets the options of each of `tables` that is named `name` to the values of `from`.
 ///
 /// # Errors
 /// A value that is not allowed.
@@ -371,7 +371,7 @@ mod tests {
     }
 
     options! {
-        /// Options of every kind, with those of another struct.
+        /// Options of every kind, and the options of another struct.
         #[derive(Debug, PartialEq)]
         pub struct Outer {
             ..inner: Inner, "Inner options.";

@@ -147,12 +147,12 @@ impl RotatedInput {
     fn scales(&self, trellis: &Trellis, w: &[f32], rows: usize) -> Vec<f32> {
         let cols = self.signs.len();
         let shared = if trellis.channels { 1 } else { order(rows) };
-        let of_block = |block: &[f32]| {
+        let block_loss = |block: &[f32]| {
             let square = self.kernels.sum_squares_f64(block) / block.len().max(1) as f64;
             // A block of zeros needs a nonzero scale too.
             if square > 0.0 { square.sqrt() as f32 } else { 1.0 }
         };
-        w.chunks(shared * cols).flat_map(|block| std::iter::repeat_n(of_block(block), shared)).collect()
+        w.chunks(shared * cols).flat_map(|block| std::iter::repeat_n(block_loss(block), shared)).collect()
     }
 
     /// Rotated weight in units of the code book.

@@ -95,12 +95,12 @@ impl ScaleChannels for Smooth {
     }
 
     fn candidates(&self, channels: &Channels<'_>) -> Vec<Vec<f32>> {
-        let of_alpha = |alpha| scales(channels.peaks, channels.weights, alpha);
+        let alpha_scales = |alpha| scales(channels.peaks, channels.weights, alpha);
         match self.alpha {
-            Some(alpha) => vec![of_alpha(alpha)],
+            Some(alpha) => vec![alpha_scales(alpha)],
             None => {
                 let steps = (0..=ALPHA_STEPS).map(|i| f32::from(i) / f32::from(ALPHA_STEPS));
-                std::iter::once(vec![1.0; channels.peaks.len()]).chain(steps.map(of_alpha)).collect()
+                std::iter::once(vec![1.0; channels.peaks.len()]).chain(steps.map(alpha_scales)).collect()
             }
         }
     }

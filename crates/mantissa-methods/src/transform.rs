@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 
 use crate::method::CalibrationGap;
-use crate::options::{self, Named, NamedMut, Setting};
+use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::rotate::RotateOptions;
 use crate::spin::SpinOptions;
 
@@ -27,7 +27,7 @@ pub trait Transform: Debug + Send + Sync {
     }
 
     /// Returns all options as they are set.
-    fn settings(&self) -> Vec<Setting> {
+    fn settings(&self) -> Vec<OptionValue> {
         options::settings(&self.tables())
     }
 

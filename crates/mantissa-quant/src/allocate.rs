@@ -140,11 +140,11 @@ fn allocate_within(
 fn relaxed(units: &[Vec<StorageOption>], budget: u64) -> (f64, Allocation) {
     let mut choices = Vec::with_capacity(units.len());
     let mut steps = Vec::new();
-    for (unit, of_unit) in units.iter().enumerate() {
-        let hull = hull(of_unit);
+    for (unit, options) in units.iter().enumerate() {
+        let hull = hull(options);
         choices.push(hull[0]);
         for pair in hull.windows(2) {
-            let (from, to) = (of_unit[pair[0]], of_unit[pair[1]]);
+            let (from, to) = (options[pair[0]], options[pair[1]]);
             steps.push(((from.cost - to.cost) / (to.size - from.size) as f64, unit, pair[1]));
         }
     }

@@ -100,7 +100,7 @@ impl Coverage {
             }
             let Some(seen) = seen.get(&key) else { continue };
             let silent = seen.silent.iter().filter(|silent| **silent).count();
-            // Without experts every token reaches every input, also those of windows that did not run.
+            // Without experts every token reaches every input, also tokens of windows that did not run.
             let routed = plan.config.experts.is_some();
             let tokens = if routed { seen.tokens } else { set.tokens() as u64 };
             let channels = info.cols;
@@ -171,11 +171,14 @@ fn fallback(plan: &Plan, info: &LinearInfo, (tokens, silent): (u64, usize)) -> O
         () if few => CalibrationGap::Few,
         () => CalibrationGap::Channels,
     };
-    let of_method = plan.method_of(info).and_then(|method| method.on_gap(gap));
-    let of_transform = plan.job.transform().and_then(|transform| transform.on_gap(gap));
+    let method_effect = plan.method_of(info).and_then(|method| method.on_gap(gap));
+    let transform_effect = plan.job.transform().and_then(|transform| transform.on_gap(gap));
     // If the method calibrates, its behavior decides, else the transform's.
-    let found =
-        if plan.needs_of(info).text { of_method.or(of_transform) } else { of_transform.or(of_method) };
+    let found = if plan.needs_of(info).text {
+        method_effect.or(transform_effect)
+    } else {
+        transform_effect.or(method_effect)
+    };
     Some(found.unwrap_or(match () {
         () if unseen => "its scale assumes inputs of at most 1",
         () if few => "its statistics are of these tokens only",

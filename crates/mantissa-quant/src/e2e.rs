@@ -2,7 +2,7 @@
 //! arXiv:2407.11062, section 3.3; the parametrization is `mantissa_train::Tuner`). Codes stay.
 //!
 //! The loss is the KL divergence from the unquantized model's predictions on the calibration windows (the paper: the
-//! likelihood of the text). One window in sixteen is held out, or those of `--hold-out`: after every epoch the loss
+//! likelihood of the text). One window in sixteen is held out, or the windows of `--hold-out`: after every epoch the loss
 //! is measured on them, and the best values are stored. If none is better than the start, the weights stay as they
 //! are. The whole model is in memory, with gradients and the activations of a batch.
 
@@ -404,7 +404,7 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: EndToEnd) -> V
         } else {
             blocks * if scheme.format.has_bias() { 2 } else { 1 }
         };
-        // Codes, and those of the start; the inner values of a trellis.
+        // Codes, and the codes at the start; the inner values of a trellis.
         codes += if trellis { 4 * weights + 2 * plan.bits(info, scheme) / 8 } else { 2 * weights };
     }
     let largest =

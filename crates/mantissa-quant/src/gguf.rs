@@ -28,7 +28,7 @@ use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
 
 use crate::error::Result;
 use crate::plan::{Cast, Layout, Options, PlannedLinear, WeightJob};
-use crate::recipe::{LayerRule, Part};
+use crate::recipe::{LayerRule, TensorRole};
 use crate::row_order::order_of;
 
 pub use factors::as_in_gguf;
@@ -208,13 +208,13 @@ impl Layout {
     ) -> Option<Scheme> {
         let recipe = job.recipe()?;
         recipe.rule_of(info.name.trim_end_matches(".weight")).is_none().then_some(())?;
-        let of_layers = info.role == Role::LayerInputs && info.name == config.layer_input_names()[0];
+        let is_layer_table = info.role == Role::LayerInputs && info.name == config.layer_input_names()[0];
         let part = match info.role {
             // llama.cpp takes the embeddings of layers as the embedding.
-            _ if of_layers && !config.tie_word_embeddings => Part::Embedding,
-            Role::Embedding if !config.tie_word_embeddings => Part::Embedding,
-            Role::Embedding | Role::Head => Part::Head,
-            _ if of_layers => Part::Head,
+            _ if is_layer_table && !config.tie_word_embeddings => TensorRole::Embedding,
+            Role::Embedding if !config.tie_word_embeddings => TensorRole::Embedding,
+            Role::Embedding | Role::Head => TensorRole::Head,
+            _ if is_layer_table => TensorRole::Head,
             _ => return None,
         };
         let wanted = Scheme::codec(recipe.file_type?.choose(config, part, options.has_importance()));
@@ -232,8 +232,8 @@ impl Layout {
     /// Adds the tokenizer. A GGUF source has it in its own metadata, with descriptions of the model.
     fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig) -> Result<()> {
         if let Some(model) = source.gguf() {
-            let of_model = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.");
-            for (key, value) in model.metadata().iter().filter(|(key, _)| of_model(key)) {
+            let is_model_key = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.");
+            for (key, value) in model.metadata().iter().filter(|(key, _)| is_model_key(key)) {
                 if !DECIDED.contains(&key) && !self.metadata.iter().any(|(name, _)| name == key) {
                     self.metadata.push((key.to_owned(), value.clone()));
                 }
@@ -254,12 +254,12 @@ impl Layout {
     }
 }
 
-/// Returns the name of a model: that in the metadata of a GGUF file, or that of its folder.
+/// Returns the name of a model: from the metadata of a GGUF file, or the name of its folder.
 fn name_of(source: &ModelFiles) -> Option<String> {
     let stated = source.gguf().and_then(|model| model.metadata().text("general.name").ok().flatten());
-    let of_path =
+    let folder_name =
         || source.dir().file_stem().filter(|_| source.gguf().is_some()).or(source.dir().file_name());
-    stated.or_else(|| of_path()?.to_str()).map(str::to_owned)
+    stated.or_else(|| folder_name()?.to_str()).map(str::to_owned)
 }
 
 /// Returns the number of experts of a layer.

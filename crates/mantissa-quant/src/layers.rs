@@ -227,9 +227,9 @@ impl<'a> Layers<'a> {
             return Ok(solved);
         }
         let plan = self.plan;
-        let of_layer: Vec<_> = plan.quantized().filter(|(other, _)| other.layer == info.layer).collect();
-        let mut linears = Vec::with_capacity(of_layer.len());
-        for (info, scheme) in of_layer {
+        let layer_linears: Vec<_> = plan.quantized().filter(|(other, _)| other.layer == info.layer).collect();
+        let mut linears = Vec::with_capacity(layer_linears.len());
+        for (info, scheme) in layer_linears {
             linears.push(ToLearn { info, scheme, outer: self.outer(info, scheme)? });
         }
         let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };

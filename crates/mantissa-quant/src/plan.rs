@@ -222,7 +222,7 @@ impl Plan {
         self.inputs.get(&info.module).map_or(self.activations.as_ref(), Option::as_ref)
     }
 
-    /// Names the schemes of inputs: that of most layers first; `None` if no input is quantized.
+    /// Names the schemes of inputs, the most common first; `None` if no input is quantized.
     pub fn activation_names(&self) -> Option<String> {
         let mut names: Vec<String> = Vec::new();
         for scheme in self.activations.iter().chain(self.inputs.values().flatten()) {

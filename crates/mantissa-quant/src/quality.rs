@@ -314,7 +314,7 @@ impl Quality {
     }
 }
 
-/// Ending that the name of a signature adds to that of the signed file, as minisign names it.
+/// Ending that a signature adds to the name of the signed file, as minisign does.
 pub const SIGNATURE_ENDING: &str = ".minisig";
 
 /// Returns the path of the signature of the `quality.json` of the model folder or single file `artifact`.

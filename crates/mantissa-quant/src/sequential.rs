@@ -82,7 +82,7 @@ struct Original<'a> {
     layer: Option<CalibratedLayer>,
 }
 
-/// State of methods that learn, in addition to that of all methods that calibrate.
+/// State of methods that learn, in addition to the state of all methods that calibrate.
 #[derive(Default)]
 struct Learning<'a> {
     /// Windows in the unquantized model.
@@ -413,7 +413,7 @@ impl<'a> Sequential<'a> {
         })
     }
 
-    /// Returns the inputs whose statistics are collected together with those of `input`, in the order of the plan. For
+    /// Returns the inputs whose statistics are collected together with `input`, in the order of the plan. For
     /// experts these are the next [`EXPERTS_AT_ONCE`] of the same kind, which do not change each other.
     fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
         let experts = std::mem::discriminant(&input);

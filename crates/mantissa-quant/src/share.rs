@@ -169,9 +169,10 @@ impl Plan {
         }
         let bytes = self.specs.iter().map(spec_bytes).sum::<u64>();
         let left = bytes.saturating_sub(all.iter().map(|share| share.bytes).sum());
-        let of_text = self.config.parameters().saturating_sub(all.iter().map(|share| share.parameters).sum());
+        let text_parameters =
+            self.config.parameters().saturating_sub(all.iter().map(|share| share.parameters).sum());
         if left > 0 {
-            all.push(SchemeShare { scheme: None, layers: 0, parameters: of_text, bytes: left });
+            all.push(SchemeShare { scheme: None, layers: 0, parameters: text_parameters, bytes: left });
         }
         all
     }

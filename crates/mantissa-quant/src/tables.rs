@@ -82,7 +82,7 @@ fn spec_of_untied(source: &ModelFiles, (head, embedding): &(String, String)) -> 
     Some(TensorSpec::new(head, meta.dtype, meta.shape.clone()))
 }
 
-/// Makes the head of `folds` a tensor of its own, if that of a model with this config is and the source's is not.
+/// Unties the head of `folds` if this config unties it and the source ties it.
 pub(crate) fn untie(folds: &mut Folds, config: &ModelConfig, source: &ModelFiles) -> Result<()> {
     let tied = model_config(source)?.tie_word_embeddings;
     if tied && !config.tie_word_embeddings && folds.untied().is_none() {

@@ -48,7 +48,7 @@ pub(crate) fn write_changed<'a>(
     Ok(())
 }
 
-/// Declares the tensors of the output: those of a GGUF `layout`, or in a folder the `copied` ones and the format's `own`.
+/// Declares the tensors of the output: a GGUF `layout`, or in a folder the `copied` ones and the format's `own`.
 pub(crate) fn output_specs(
     layout: Option<&Layout>,
     copied: &[TensorMeta],

@@ -157,12 +157,12 @@ impl Search<'_> {
         while let Some(layer) = calibration.next_layer()? {
             let index = layer.index();
             let tick = &mut || tick(&format!("layer {index}"));
-            let of_layer: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
-            let kinds = of_layer.iter().map(|(info, _)| info.kind);
+            let layer_linears: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
+            let kinds = layer_linears.iter().map(|(info, _)| info.kind);
             let samples = calibration.samples(&layer, kinds.clone(), TOKENS, true, tick)?;
             let unseen = held_out.as_mut().map(|unseen| unseen.samples(&layer, kinds, TOKENS, true, tick));
             let samples = Samples { seen: samples, unseen: unseen.transpose()?.unwrap_or_default() };
-            self.note_coverage(&of_layer, &samples.seen);
+            self.note_coverage(&layer_linears, &samples.seen);
             let mut scales = BTreeMap::new();
             for site in sites(&plan.config, index) {
                 if let Some(sample) = samples.seen.get(&site.input).filter(|sample| sample.tokens > 0)
@@ -176,7 +176,7 @@ impl Search<'_> {
                 }
             }
             if self.scaling.clips() && plan.job.rounds_to_nearest() {
-                self.clip(&of_layer, &samples, &scales)?;
+                self.clip(&layer_linears, &samples, &scales)?;
             }
         }
         Ok(())
@@ -185,10 +185,10 @@ impl Search<'_> {
     /// Notes inputs of a layer that the calibration never reaches.
     fn note_coverage(
         &mut self,
-        of_layer: &[(&LinearInfo, &Scheme)],
+        layer_linears: &[(&LinearInfo, &Scheme)],
         samples: &BTreeMap<LinearInput, Sample>,
     ) {
-        for (info, _) in of_layer {
+        for (info, _) in layer_linears {
             let sample = samples.get(&info.kind.input()).filter(|sample| sample.tokens > 0);
             let note = match sample {
                 None => "no calibration token was routed to it".to_owned(),
@@ -294,12 +294,12 @@ impl Search<'_> {
     /// Searches clipping for the weights of a layer, after their columns were multiplied by `scales`.
     fn clip(
         &mut self,
-        of_layer: &[(&LinearInfo, &Scheme)],
+        layer_linears: &[(&LinearInfo, &Scheme)],
         samples: &Samples,
         scales: &BTreeMap<LinearKind, Vec<f32>>,
     ) -> Result<()> {
         let threads = self.plan.threads();
-        for (info, scheme) in of_layer {
+        for (info, scheme) in layer_linears {
             // AWQ does not clip queries and keys: attention scores depend on their product, which the error of one does
             // not show.
             let scores = info.kind.makes_scores();

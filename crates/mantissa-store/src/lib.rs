@@ -85,7 +85,7 @@ pub use shard_plan::{DEFAULT_SHARD_BYTES, INDEX_NAME, Shard, ShardPlan, ShardedW
 pub use shards::Checkpoint;
 pub use shown::Shown;
 pub use target::refuse_overlap;
-pub use text::{Part, TextFile};
+pub use text::{TextFile, TextPart};
 pub use unpublished::abandon_unpublished;
 pub use work::WorkFolder;
 pub use writer::{SafetensorsWriter, TensorSpec};

@@ -123,13 +123,13 @@ impl Paths {
 
     fn refuse_twice(&self, write: &Write, resolved: &Path, before: &[Write]) -> Result<()> {
         for other in before {
-            let of_other = resolve(&other.path)?;
-            let relation = if resolved == of_other
-                || belongs(write, resolved, &of_other)
-                || belongs(other, &of_other, resolved)
+            let other_place = resolve(&other.path)?;
+            let relation = if resolved == other_place
+                || belongs(write, resolved, &other_place)
+                || belongs(other, &other_place, resolved)
             {
                 "is"
-            } else if resolved.starts_with(&of_other) || of_other.starts_with(resolved) {
+            } else if resolved.starts_with(&other_place) || other_place.starts_with(resolved) {
                 "lies inside"
             } else {
                 continue;

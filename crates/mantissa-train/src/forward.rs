@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use mantissa_kernels::kernels;
 use mantissa_model::config::NormPlaces;
-use mantissa_model::flow::{Activations, ExtraScratch, Job, MlpRows, Operators, Sequences};
+use mantissa_model::flow::{Activations, ExtraScratch, MatmulJob, MlpRows, Operators, Sequences};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{Batch, ForwardError, LinearInput, LinearKind};
 
@@ -98,7 +98,7 @@ impl Operators for Saving<'_> {
         input: LinearInput,
         x: &[f32],
         tokens: usize,
-        jobs: &mut [Job<'_>],
+        jobs: &mut [MatmulJob<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
         let products =
@@ -144,7 +144,7 @@ impl Operators for Saving<'_> {
 /// Buffers of a layer's pass, and the saved activations that it does not write to itself.
 type Borrowed<'a> = (Activations<'a>, &'a mut Forms);
 
-/// Takes the buffers that a pass through `layer` writes, of `saved` those of the given names.
+/// Takes the buffers that a pass through `layer` writes, from `saved` only the given names.
 fn activations<'a>(
     layer: &LayerOps,
     scratch: &'a mut Scratch,
@@ -194,7 +194,7 @@ struct SavedBuffers<'a> {
     lse: &'a mut [f32],
     gate: &'a mut [f32],
     up: &'a mut [f32],
-    choices: &'a mut Vec<mantissa_model::flow::Choice>,
+    choices: &'a mut Vec<mantissa_model::flow::ExpertChoice>,
 }
 
 impl TrainModel {

@@ -12,7 +12,7 @@
 //!
 //! A step gives the same bits at every thread count: rows, heads and output features are split over threads;
 //! sums over tokens are not split, or in fixed parts. Matmuls have one arithmetic at every instruction set
-//! level; those of bf16 do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
+//! level; bf16 matmuls do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
 #![forbid(unsafe_code)]
 
 // Layer: Training data, stored values and errors.

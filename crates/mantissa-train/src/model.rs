@@ -259,7 +259,7 @@ impl TrainModel {
 
     /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: `1 /
     /// targets` gives the gradient of the mean. `targets[i]` is the token after token `i`, or
-    /// [`IGNORE_TARGET`]. With experts, the gradient includes that of the load-balancing loss of this batch, with the
+    /// [`IGNORE_TARGET`]. With experts, the gradient includes the load-balancing loss of this batch, with the
     /// weight of the mean loss; the loss does not.
     ///
     /// # Errors
@@ -464,9 +464,9 @@ fn rounded_weight(
 
 /// Returns a count of 0 for each expert of each layer.
 fn expert_counts(config: &ModelConfig) -> Vec<Vec<u64>> {
-    let of_layer = |layer| {
+    let layer_params = |layer| {
         let experts = config.experts.as_ref().filter(|experts| experts.layers[layer]);
         vec![0; experts.map_or(0, |experts| experts.count.into())]
     };
-    (0..config.num_hidden_layers).map(of_layer).collect()
+    (0..config.num_hidden_layers).map(layer_params).collect()
 }

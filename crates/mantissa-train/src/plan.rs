@@ -122,7 +122,7 @@ pub(crate) fn scores_per_thread(scores: &[f32], threads: usize) -> usize {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use mantissa_model::LoadError;
-    use mantissa_model::flow::Choice;
+    use mantissa_model::flow::ExpertChoice;
     use serde_json::json;
 
     use super::*;
@@ -188,7 +188,7 @@ mod tests {
             let s = &model.scratch;
             let m = &s.mixture;
             let choices = model.saved.iter().map(|s| &s.choices).chain(&m.by_token).map(Vec::capacity);
-            let choices = size_of::<Choice>() as u64 * choices.sum::<usize>() as u64;
+            let choices = size_of::<ExpertChoice>() as u64 * choices.sum::<usize>() as u64;
             let scratch = [
                 &s.residual,
                 &s.normed,

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use mantissa_model::LinearKind;
-use mantissa_model::flow::Job;
+use mantissa_model::flow::MatmulJob;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
@@ -104,13 +104,13 @@ impl<'a> Products<'a> {
         self.linear(kind).scales().map(|scales| self.params.get(scales.clone()))
     }
 
-    /// Runs `jobs`, which all read `x`. Rows of their outputs beyond those of `x` become 0 if operands are quantized.
-    pub(crate) fn fprop(self, forms: &mut Forms, x: Input<'_>, jobs: &mut [Job<'_>]) {
+    /// Runs `jobs`, which all read `x`. Rows of their outputs beyond the rows of `x` become 0 if operands are quantized.
+    pub(crate) fn fprop(self, forms: &mut Forms, x: Input<'_>, jobs: &mut [MatmulJob<'_>]) {
         let Some(first) = jobs.first().map(|job| job.kind) else { return };
-        for Job { kind, .. } in &*jobs {
+        for MatmulJob { kind, .. } in &*jobs {
             self.draws.watch.operand(self.at(*kind), OperandKind::X, &self.layer.policy, x.exact);
         }
-        for (i, Job { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
+        for (i, MatmulJob { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
             let (linear, threads) = (self.linear(*kind), self.draws.threads);
             self.prepare_weight(forms, *kind, Slot::Forward);
             if linear.rules().is_some() {

@@ -280,7 +280,7 @@ impl Looking<'_> {
     fn cache(&self, layer: usize, quant: &KvQuant, sides: [&[f32]; 2]) -> Vec<SeenCache> {
         let heads = self.config.heads(layer);
         let names = ["keys", "values"].into_iter().zip([&quant.k_scale, &quant.v_scale]);
-        let of_side = |((side, scales), x): ((&'static str, &Vec<f32>), &[f32])| {
+        let side_report = |((side, scales), x): ((&'static str, &Vec<f32>), &[f32])| {
             let by_head = scales.len() == heads.key_value && scales.len() > 1;
             let (mut worst, mut own, mut refitted, mut norm) = (1f32, 0.0, 0.0, 0.0);
             for (head, &stored) in scales.iter().enumerate() {
@@ -304,7 +304,7 @@ impl Looking<'_> {
             let (error, error_refitted) = ((own / norm).sqrt(), (refitted / norm).sqrt());
             Some(SeenCache { side, range_ratio: worst, error, error_refitted })
         };
-        names.zip(sides).filter_map(of_side).collect()
+        names.zip(sides).filter_map(side_report).collect()
     }
 
     /// Returns the squared error of `x` under the scheme of `quant` with this scale.

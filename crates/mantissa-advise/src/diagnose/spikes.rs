@@ -1,4 +1,4 @@
-//! Spikes: a few tokens, usually the first or punctuation, whose inputs are far larger than those of all others (massive
+//! Spikes: a few tokens, usually the first or punctuation, whose inputs are far larger than all others (massive
 //! activations, Sun et al. 2024, arXiv:2402.17762). A range per token contains them; with one range for all tokens
 //! the others lose their codes.
 

@@ -101,8 +101,8 @@ impl LearnsLayers for AutoRound {
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
         // The state, and a direction.
         let moments = ("moments of gradients", (Adam::BYTES + 4) * extent.weights());
-        let of_adam = (self.update == Update::Adam).then_some(moments);
-        std::iter::once(("learned rounding", bytes)).chain(of_adam).collect()
+        let adam_buffer = (self.update == Update::Adam).then_some(moments);
+        std::iter::once(("learned rounding", bytes)).chain(adam_buffer).collect()
     }
 }
 

@@ -113,8 +113,8 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
     let hessian = inputs * Hessian::bytes_needed(cols);
     let held_out = if extent.held_out { hessian } else { 0 };
     let square = 8 * (cols * cols) as u64;
-    let of_drift = |bytes: u64| if extent.drift { bytes } else { 0 };
-    let drift = ("drift", of_drift(Drift::bytes_needed(cols)));
+    let drift_bytes = |bytes: u64| if extent.drift { bytes } else { 0 };
+    let drift = ("drift", drift_bytes(Drift::bytes_needed(cols)));
     match phase {
         Phase::Prepare => vec![
             ("Hessian", hessian + held_out),
@@ -126,13 +126,13 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
             drift,
             (
                 "weight as it is read, in f32 and corrected",
-                8 * extent.weights() + of_drift(correction_bytes(rows, cols, threads)),
+                8 * extent.weights() + drift_bytes(correction_bytes(rows, cols, threads)),
             ),
         ],
         Phase::Solve => vec![
             ("factor", inputs * square),
             if extent.last { ("drift", 0) } else { drift },
-            ("corrected weight", of_drift(4 * extent.weights())),
+            ("corrected weight", drift_bytes(4 * extent.weights())),
             ("moments for the comparison with RTN", hessian),
             (
                 "rounded to nearest, and errors",

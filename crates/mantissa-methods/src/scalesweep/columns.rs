@@ -11,7 +11,7 @@
 //! `M / 6` to 7 codes above; powers of two one to either side.
 //!
 //! The columns of a block must be consecutive. Blocks are taken by decreasing sum of the diagonal of H, and the
-//! columns of a block by decreasing diagonal. The stored layout is the same as that of RTN.
+//! columns of a block by decreasing diagonal. The stored layout is the same as for RTN.
 
 use std::ops::{Range as Span, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +62,7 @@ pub(crate) struct BlockScaleSearch {
     pub(crate) names: [&'static str; 2],
     /// Table of its options.
     pub(crate) table: &'static str,
-    /// Memory of choosing the scales of a weight, in addition to that of the columns.
+    /// Memory of choosing the scales of a weight, in addition to the memory of the columns.
     pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
     /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
     pub(crate) solve: fn(&Columns, &WeightTask<'_>) -> Result<Solved, MethodError>,
@@ -506,7 +506,7 @@ mod tests {
         }
     }
 
-    /// The trial's loss equals that of the weight under the damped Hessian.
+    /// The trial's loss equals the weight's loss under the damped Hessian.
     #[test]
     fn sums_of_errors_are_the_damped_loss() {
         let (cols, group) = (48, 16);

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use super::*;
 use crate::error::ForwardError;
 use crate::flow::weights;
-use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, Job, MlpRows};
+use crate::operators::{Activations, ExpertChoice, ExtraScratch, IndexRows, MatmulJob, MlpRows};
 use crate::program::{Buffer, Scope};
 use mantissa_arch::kinds::{LinearInput, NormKind};
 
@@ -66,7 +66,7 @@ impl Operators for Fake {
         _: LinearInput,
         x: &[f32],
         _: usize,
-        jobs: &mut [Job<'_>],
+        jobs: &mut [MatmulJob<'_>],
     ) -> Result<(), ForwardError> {
         for job in jobs {
             match job.kind {
@@ -164,7 +164,7 @@ fn mix(
 fn activations<'a>(
     normed: &'a mut [f32],
     wide: &'a mut [f32],
-    choices: &'a mut Vec<Choice>,
+    choices: &'a mut Vec<ExpertChoice>,
 ) -> Activations<'a> {
     Activations {
         residual: &mut [],

@@ -7,7 +7,7 @@ use super::topic::{Deployment, Topic};
 use crate::memory::{head_bytes, linear_bytes};
 use crate::precision::PRECISIONS;
 use crate::recommend::gb;
-use crate::shape::Part;
+use crate::shape::ModelPart;
 
 fn db(scheme: &str, outlier: f32) -> String {
     sqnr(scheme, Some(outlier)).map_or_else(|| "-".to_owned(), |db| format!("{db:.1}"))
@@ -124,7 +124,8 @@ fn breaks(deployment: &Deployment<'_>) -> Vec<String> {
 
 fn calibration(deployment: &Deployment<'_>) -> Vec<String> {
     let widest = deployment.shape.matrices.iter().map(|m| m.cols).max().unwrap_or(1);
-    let experts = deployment.shape.matrices.iter().find(|m| m.part == Part::Experts && m.active < m.count);
+    let experts =
+        deployment.shape.matrices.iter().find(|m| m.part == ModelPart::Experts && m.active < m.count);
     let seen = experts.map(|m| {
         let share = m.active as f64 / m.count as f64;
         format!("an expert sees {:.1} % of the tokens: {:.0} of 262,144", 100.0 * share, share * 262_144.0)

@@ -326,7 +326,7 @@ fn table_refusal(source: &ModelFiles, config: &ModelConfig) -> Option<String> {
     ))
 }
 
-/// Returns the dtype of the model: that of its config, or of its embedding.
+/// Returns the dtype of the model: from its config, or from its embedding.
 fn model_dtype(source: &ModelFiles, config: &ModelConfig) -> Dtype {
     let field = |name| source.config()?.get(name)?.as_str();
     let embedding = format!("{}.weight", config.embedding_module());
@@ -413,7 +413,7 @@ fn finish(
     Ok(plan)
 }
 
-/// Returns the tensors that are copied byte by byte: all but those of quantized and `dense` layers, except their
+/// Returns the tensors that are copied byte by byte: all but the tensors of quantized and `dense` layers, except their
 /// biases. Scales of the KV cache are written by the container or, if it cannot hold them, noted as `left_out`.
 fn copied(
     source: &ModelFiles,

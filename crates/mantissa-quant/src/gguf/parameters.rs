@@ -107,10 +107,10 @@ impl Adding<'_> {
         let stored = &place.tensor;
         if place.expert.is_some() {
             match self.stacks.get(stored) {
-                Some(of_all) if *of_all == ty => return Ok(()),
-                Some(of_all) => {
+                Some(first_type) if *first_type == ty => return Ok(()),
+                Some(first_type) => {
                     let expected =
-                        format!("{}, as the experts before it: they are one tensor in GGUF", of_all.name);
+                        format!("{}, as the experts before it: they are one tensor in GGUF", first_type.name);
                     return Err(fault(self.source, &info.name, ty.name, &expected));
                 }
                 None => drop(self.stacks.insert(stored.clone(), ty)),

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct QuantizedShare {
     /// Parameters of the quantized linear layers.
     pub quantized: u64,
-    /// Parameters of the linear layers of the decoder that the recipe covers: all but those that it keeps.
+    /// Parameters of the linear layers of the decoder that the recipe covers: all but the layers that it keeps.
     pub covered: u64,
-    /// Parameters of all linear layers, those of towers and other parts included, without embedding and head.
+    /// Parameters of all linear layers, including towers and other parts, without embedding and head.
     pub linear: u64,
     /// All parameters of the source.
     pub parameters: u64,

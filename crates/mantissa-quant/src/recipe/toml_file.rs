@@ -71,8 +71,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let kv_levels = reader.string("kv")?.and_then(levels_of);
     let transform = transform(&reader, &*method)?;
     // The methods of rules are new, so nothing else holds them.
-    let of_rules = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.method.as_mut()?));
-    method_options(&reader, std::iter::once(&mut *method).chain(of_rules).collect())?;
+    let rule_methods = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.method.as_mut()?));
+    method_options(&reader, std::iter::once(&mut *method).chain(rule_methods).collect())?;
     rules::check(&reader, &layers, &*method, (transform.as_deref(), file_type))?;
     Ok(Recipe {
         name: file.to_owned(),
@@ -155,7 +155,7 @@ fn tuning(reader: &Reader<'_>) -> Result<Option<EndToEnd>, RecipeError> {
     Ok(tuning)
 }
 
-/// Sets the options in those of `tables` that are named `name` to the values of `from`.
+/// Sets the options of each of `tables` that is named `name` to the values of `from`.
 fn set(from: &Reader<'_>, name: &str, tables: Vec<NamedMut<'_>>) -> Result<(), RecipeError> {
     let set = options::set(tables, name, from.table);
     set.map_err(|error| from.fault(error.key, error.found, error.allowed))

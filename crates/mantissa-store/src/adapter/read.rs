@@ -17,7 +17,7 @@ pub struct AdapterFiles {
     config: Config,
     file: SafeTensors,
     modules: BTreeMap<String, ModuleTensors>,
-    /// Names in the file of tensors that replace those of the base.
+    /// Names in the file of tensors that replace tensors of the base model.
     replaced: BTreeMap<String, String>,
 }
 
@@ -42,7 +42,7 @@ impl AdapterFiles {
     ///
     /// # Errors
     /// [`Error::Missing`] if it is no adapter folder, [`Error::Foreign`] for pickled tensors, [`Error::Field`] for settings
-    /// and tensors that are not those of LoRA or DoRA on linear layers; else as [`SafeTensors::open`].
+    /// and tensors that are not LoRA or DoRA on linear layers; else as [`SafeTensors::open`].
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(CONFIG_NAME);
         let value = read_strict(&path, MAX_CONFIG_BYTES, "a PEFT adapter folder with adapter_config.json")?;
@@ -97,7 +97,7 @@ impl AdapterFiles {
         self.modules.keys().map(String::as_str)
     }
 
-    /// Names of the tensors that replace those of the base.
+    /// Names of the tensors that replace tensors of the base model.
     pub fn replaced(&self) -> impl Iterator<Item = &str> {
         self.replaced.keys().map(String::as_str)
     }

@@ -7,7 +7,7 @@
 //! or `[N, 1]`.
 //!
 //! With `"expert_dtype": "fp4"` (DeepSeek-V4) the weights of experts are MXFP4: `weight` I8 `[N, K/2]`, two E2M1 codes a byte,
-//! the first in the low bits, and `weight_scale_inv` `[N, K/32]`, F8_E8M0 or F32. Inputs are as those of the other layers.
+//! the first in the low bits, and `weight_scale_inv` `[N, K/32]`, F8_E8M0 or F32. Inputs are as for the other layers.
 //!
 //! Source: DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`; transformers 5,
 //! `integrations/finegrained_fp8.py`; vLLM, `model_executor/layers/quantization/fp8.py`.
@@ -184,7 +184,7 @@ fn fp4(files: &ModelFiles, (codes, scales): (&str, &str), rows: usize, cols: usi
     Ok(q)
 }
 
-/// True if the scheme is that of FP4 experts.
+/// True if FP4 experts are stored in this scheme.
 fn is_fp4(scheme: &Scheme) -> bool {
     let blocks = scheme.format.blocks() == Blocks::Group(FP4_GROUP);
     let code = matches!(&scheme.format, Format::Affine(Affine { code: E2M1, offset: Offset::None, .. }));
@@ -233,7 +233,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<((u32, u32), Dtyp
     Ok(((*rows, *cols), dtype))
 }
 
-/// Checks that an FP4 weight is that of an expert, has whole groups, and that its inputs are in FP8.
+/// Checks that an FP4 weight belongs to an expert, has whole groups, and that its inputs are in FP8.
 fn check_experts(plan: &LinearPlan<'_>) -> Storable<()> {
     let no = |why: &str| Err(NotStorable::new(plan.scheme, format!("{}: {why}", plan.module)));
     if !plan.module.contains(".experts.") {

@@ -113,8 +113,8 @@ pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8
         blocks.extend(Packing::rows(4).pack(codes, cols));
         scales.extend(q.scales.to_le_bytes());
     }
-    let [of_blocks, of_scales] = stacked_specs(name, experts.len(), rows, cols);
-    Some([(of_blocks, blocks), (of_scales, scales)])
+    let [block_meta, scale_meta] = stacked_specs(name, experts.len(), rows, cols);
+    Some([(block_meta, blocks), (scale_meta, scales)])
 }
 
 /// Experts stacked in MXFP4 as gpt-oss publishes them, read by transformers and vLLM.

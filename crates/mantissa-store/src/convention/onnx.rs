@@ -352,11 +352,11 @@ fn output(module: &str, layer: &Layer) -> Message {
     let mut tensor = Message::default();
     tensor.number(1, 1);
     tensor.message(2, shape);
-    let mut of_type = Message::default();
-    of_type.message(1, tensor);
+    let mut value_type = Message::default();
+    value_type.message(1, tensor);
     let mut info = Message::default();
     info.text(1, &format!("{module}.weight"));
-    info.message(2, of_type);
+    info.message(2, value_type);
     info
 }
 

@@ -136,7 +136,7 @@ impl Lab {
     }
 }
 
-/// Returns f32 operands, but those of `sites` as `policy` has them.
+/// Returns f32 operands, except at `sites`, where they are as in `policy`.
 fn mixed<'a>(policy: &LinearPolicy, sites: impl Iterator<Item = &'a Site>) -> LinearPolicy {
     let mut mixed = LinearPolicy::f32();
     for Site { gemm, side, .. } in sites {
@@ -145,7 +145,7 @@ fn mixed<'a>(policy: &LinearPolicy, sites: impl Iterator<Item = &'a Site>) -> Li
     mixed
 }
 
-/// Returns the run's weights in f32: those of linear layers from the master copy, which their operands are rounded
+/// Returns the run's weights in f32: linear layers from the master copy, which their operands are rounded
 /// from, all others as the run reads them.
 fn exact(trainer: &Trainer) -> Result<Parameters, TrainError> {
     let run = &trainer.model.params;

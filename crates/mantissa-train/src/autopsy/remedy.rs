@@ -23,7 +23,7 @@ pub struct Remedy {
 /// Share of values that become 0 or are clipped from which on that is the reason.
 const MUCH: f64 = 0.001;
 
-/// Scheme that may replace that of an operand, and why it helps.
+/// Scheme that may replace an operand's, and why it helps.
 pub(super) struct SchemeCandidate {
     pub(super) scheme: String,
     why: String,

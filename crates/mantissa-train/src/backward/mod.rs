@@ -99,7 +99,7 @@ impl<'a> LayerBackward<'a> {
         self.watch.result(at, "gradient", values);
     }
 
-    /// Takes the gradient of a branch's result out of the scratch, to be [returned](Self::give_back): that of the
+    /// Takes the gradient of a branch's result out of the scratch, to be [returned](Self::give_back): the gradient of the
     /// residual stream, propagated through the result's norm `kind` if there is one.
     fn branch(&mut self, kind: NormKind) -> Vec<f32> {
         let n = self.tokens * self.hidden;
@@ -162,7 +162,7 @@ impl<'a> LayerBackward<'a> {
         let (d, tokens, products) = (self.hidden, self.tokens, self.products());
         let (_, reads_middle) = self.entrance(kind);
         let shared = self.layer.places == NormPlaces::ParallelShared;
-        // The MLP's share waits for that of the attention, which passes both through the common norm.
+        // The MLP's share waits for the attention's, which passes both through the common norm.
         let (waits, accumulate) = (shared && kind == NormKind::Post, shared && kind == NormKind::Input);
         let norm = self.layer.norm(kind);
         let values = norm.map(|norm| norm.values(self.params));

@@ -1,4 +1,4 @@
-//! `[optimizer]`: keys of all optimizers, and those of the chosen one, which the registry lists with their defaults.
+//! `[optimizer]`: keys of all optimizers, and keys of the chosen one, which the registry lists with their defaults.
 
 use std::collections::BTreeMap;
 

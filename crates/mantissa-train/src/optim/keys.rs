@@ -13,7 +13,7 @@ pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// Method and source.
     pub(crate) about: &'static str,
-    /// Own keys; those of all optimizers are in [`crate::config::Optimizer`].
+    /// Own keys; the keys of all optimizers are in [`crate::config::Optimizer`].
     pub(crate) keys: &'static [Key],
     /// Refuses combinations of keys.
     pub(crate) check: fn(&Values<'_>) -> Result<(), Fault>,

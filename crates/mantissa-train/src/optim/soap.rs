@@ -211,7 +211,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// Moves the preconditioners to those of the gradient `g`.
+    /// Updates the preconditioners with the gradient `g`.
     fn update_factors(&mut self, g: &[f32], beta: f64) {
         let (old, new) = (beta as f32, (1.0 - beta) as f32);
         let [rows, cols] = self.sides.map(|side| side.len);

@@ -1,6 +1,6 @@
 //! Buffers of training: the saved activations of each layer, and scratch that all layers share.
 
-use mantissa_model::flow::Choice;
+use mantissa_model::flow::ExpertChoice;
 use mantissa_model::{LoadError, ModelConfig, zeros};
 
 use super::Plan;
@@ -38,7 +38,7 @@ pub(crate) struct Saved {
     /// Logits of the router, `[rows, experts]`.
     pub(crate) router: Vec<f32>,
     /// Routing of the tokens to experts, by expert.
-    pub(crate) choices: Vec<Choice>,
+    pub(crate) choices: Vec<ExpertChoice>,
     /// Inputs of the linear layers in matmul dtype, in the order of [`mantissa_model::LinearInput::PLAIN`]:
     /// normed states `[rows, hidden]`, attention output `[rows, query width]`, normed states, and the MLP
     /// activation `[rows, intermediate]`.
@@ -76,7 +76,7 @@ pub(crate) struct Scratch {
     pub(crate) angles: [Vec<f32>; 2],
     /// Those of layers with their own rotary parameters.
     pub(crate) local_angles: [Vec<f32>; 2],
-    /// Gradient of a result of attention or MLP, `[rows, hidden]`, if it differs from that of the residual stream.
+    /// Gradient of a result of attention or MLP, `[rows, hidden]`, if it differs from the gradient of the residual stream.
     pub(crate) d_branch: Vec<f32>,
     /// Joined projections or their gradients, results to be normed: `[rows, widest of them]`.
     pub(crate) wide: Vec<f32>,
@@ -111,7 +111,7 @@ pub(crate) struct Mixture {
     /// Sum of all experts, or the gradients of an expert's outputs, `[rows, hidden]`.
     pub(crate) sum: Vec<f32>,
     /// Choices by token, and the gradients of their weights.
-    pub(crate) by_token: [Vec<Choice>; 2],
+    pub(crate) by_token: [Vec<ExpertChoice>; 2],
 }
 
 /// Allocates the activations and scratch that [`Plan`] predicts.
@@ -235,7 +235,7 @@ fn scratch(config: &ModelConfig, options: &Options, sizes: &Sizes) -> Option<Scr
 }
 
 /// Allocates an empty list of up to `n` choices; `None` if memory is missing.
-fn choices(n: usize) -> Option<Vec<Choice>> {
+fn choices(n: usize) -> Option<Vec<ExpertChoice>> {
     let mut choices = Vec::new();
     choices.try_reserve_exact(n).ok().map(|()| choices)
 }

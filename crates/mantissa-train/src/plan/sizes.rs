@@ -3,7 +3,7 @@
 use mantissa_kernels::CausalAttention;
 use mantissa_model::ModelConfig;
 use mantissa_model::config::{MlpForm, NormPlaces, QkvForm};
-use mantissa_model::flow::{Choice, LayerFlow, MIN_ROWS};
+use mantissa_model::flow::{ExpertChoice, LayerFlow, MIN_ROWS};
 
 use super::options::{HEAD_ROWS, Options};
 use crate::form::LinearRules;
@@ -19,7 +19,7 @@ pub(super) fn has_experts(config: &ModelConfig, layer: usize) -> bool {
 }
 
 pub(super) fn choice_bytes(choices: usize) -> u64 {
-    (size_of::<Choice>() as u64).saturating_mul(choices as u64)
+    (size_of::<ExpertChoice>() as u64).saturating_mul(choices as u64)
 }
 
 /// Buffer lengths in f32 values.
@@ -36,7 +36,7 @@ pub(super) struct Sizes {
     inner: usize,
     /// Inner width of the widest expert; 0 without experts.
     expert: usize,
-    /// Experts of a layer, and those of a token.
+    /// Experts of a layer, and experts of a token.
     experts: (usize, usize),
     pub(super) logits: usize,
     scores: usize,

@@ -8,7 +8,7 @@ use anyhow::Result;
 use mantissa_kernels::packed::PackedLevel;
 use mantissa_model::KvPolicy;
 use mantissa_runtime::measure::{self, Limits, Probe, Times, Workload};
-use mantissa_runtime::prepared::Choice;
+use mantissa_runtime::prepared::KernelChoice;
 use mantissa_runtime::{FastModel, RuntimeOptions};
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -133,9 +133,9 @@ struct KernelRow {
     fallback: Option<String>,
 }
 
-impl From<Choice> for KernelRow {
-    fn from(choice: Choice) -> Self {
-        let Choice { module, format, kernel, prefill, bytes, reason } = choice;
+impl From<KernelChoice> for KernelRow {
+    fn from(choice: KernelChoice) -> Self {
+        let KernelChoice { module, format, kernel, prefill, bytes, reason } = choice;
         KernelRow { module, format, kernel, prefill, bytes, fallback: reason }
     }
 }

@@ -100,13 +100,13 @@ struct Parting {
     position: usize,
     /// KL(A || B) there, in nats.
     kl: f64,
-    a: Vec<Choice>,
-    b: Vec<Choice>,
+    a: Vec<TokenChoice>,
+    b: Vec<TokenChoice>,
 }
 
 /// Candidate for the next token.
 #[derive(Serialize)]
-struct Choice {
+struct TokenChoice {
     text: String,
     #[serde(flatten)]
     candidate: TokenCandidate,
@@ -238,11 +238,11 @@ fn described(prompt: String, tokens: &[u32], found: Diff, tokenizer: &Tokenizer)
     };
     let equal = &found.continuations[0].tokens[..found.equal];
     let before = [tokens, equal].concat();
-    let choice = |candidate: &TokenCandidate| -> Result<Choice> {
+    let choice = |candidate: &TokenCandidate| -> Result<TokenChoice> {
         let plain = text(&before, &[candidate.token])?;
         // A special token has no text but a name.
         let named = if plain.is_empty() { tokenizer.decode_with_special(&[candidate.token])? } else { plain };
-        Ok(Choice { text: named, candidate: *candidate })
+        Ok(TokenChoice { text: named, candidate: *candidate })
     };
     let choices = |candidates: &[TokenCandidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
     let difference = match &found.difference {
@@ -331,7 +331,7 @@ fn candidates(out: &mut dyn Write, parting: &Parting) -> io::Result<()> {
         ("p(B)", Align::Right),
         ("p(A)", Align::Right),
     ]);
-    let cells = |choice: &Choice| {
+    let cells = |choice: &TokenChoice| {
         let TokenCandidate { p, p_other, .. } = choice.candidate;
         [clipped(&quoted(&choice.text), 22), format!("{p:.4}"), format!("{p_other:.4}")]
     };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mantissa_advise::remedy::{self, Remedy};
 use mantissa_jobs::choose;
 use mantissa_jobs::lint::Remedies;
-use mantissa_plan::contract::{Report, Subject, Target};
+use mantissa_plan::contract::{EngineTarget, Report, Subject};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
@@ -18,7 +18,7 @@ const SOURCE: &str = "SOURCE";
 /// model that it was made from, if known.
 pub fn of_artifact(
     report: &mut Report,
-    target: &Target,
+    target: &EngineTarget,
     (model, files, subject): (&Path, &ModelFiles, &Subject),
     source: Option<(&Path, &ModelFiles)>,
 ) {
@@ -27,7 +27,7 @@ pub fn of_artifact(
         remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
     });
     let command = found.and_then(|remedy| Some(match remedy {
-        Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &subject.convention, model),
+        Remedy::Parallelism { tp } => serve(&EngineTarget { tp, ..*target }, &subject.convention, model),
         Remedy::FromSource => {
             let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
             let bits = match choose::loading_bits(subject, target)? {
@@ -65,13 +65,13 @@ pub fn of_artifact(
 pub struct GivenLine;
 
 impl Remedies for GivenLine {
-    fn of_plan(&self, report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles) {
+    fn of_plan(&self, report: &mut Report, target: &EngineTarget, plan: &Plan, source: &ModelFiles) {
         let found = asked(report).and_then(|strict| remedy::of_plan(plan, source, target, strict));
         let given: Vec<String> = std::env::args().collect();
         let command = found.and_then(|remedy| match remedy {
             Remedy::Parallelism { tp } => {
                 let mut line = Line(given.get(1..)?.to_vec());
-                line.replace("--for", &target.to_string(), &Target { tp, ..*target }.to_string())?;
+                line.replace("--for", &target.to_string(), &EngineTarget { tp, ..*target }.to_string())?;
                 Some(line.command())
             }
             Remedy::Quantize { recipe, format, default } => {

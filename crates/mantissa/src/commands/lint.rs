@@ -9,7 +9,7 @@ use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_jobs::lint::line;
 use mantissa_jobs::memory::PROCESS;
-use mantissa_plan::contract::{ENGINES, Report, Subject, Target, lint};
+use mantissa_plan::contract::{ENGINES, EngineTarget, Report, Subject, lint};
 use mantissa_store::Paths;
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ pub struct Args {
     /// sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and exllamav2 take
     /// :gpu=NAME.
     #[arg(long = "for", value_name = "ENGINE", value_parser = target)]
-    targets: Vec<Target>,
+    targets: Vec<EngineTarget>,
     /// Source model, for checks that compare with it
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
@@ -55,8 +55,8 @@ pub struct Args {
 ///
 /// # Errors
 /// A message with the accepted values.
-pub fn target(text: &str) -> Result<Target, String> {
-    Target::parse(text).map_err(|error| error.to_string())
+pub fn target(text: &str) -> Result<EngineTarget, String> {
+    EngineTarget::parse(text).map_err(|error| error.to_string())
 }
 
 #[derive(Serialize)]
@@ -87,7 +87,7 @@ impl Execute for Args {
         let source = self.reference.as_ref().zip(reference.as_ref());
         let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
         let targets = if self.targets.is_empty() { readers(&subject) } else { self.targets.clone() };
-        let checked = |target: &Target| {
+        let checked = |target: &EngineTarget| {
             let mut report = lint(&subject, target);
             let source = source.map(|(path, files)| (path.typed(), files));
             fixes::of_artifact(&mut report, target, (self.model.typed(), &files, &subject), source);
@@ -109,10 +109,10 @@ impl Execute for Args {
 }
 
 /// Returns the engines that read the format and the schemes of a model, each on one GPU.
-fn readers(subject: &Subject) -> Vec<Target> {
+fn readers(subject: &Subject) -> Vec<EngineTarget> {
     // What was observed in the files decides whether they are sound, not which engines read their kind.
     let bare = Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..subject.clone() };
-    let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
+    let targets = ENGINES.into_iter().map(|engine| EngineTarget { engine, tp: 1, gpu: None });
     targets.filter(|target| !lint(&bare, target).fails()).collect()
 }
 

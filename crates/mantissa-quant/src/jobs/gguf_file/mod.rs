@@ -401,11 +401,11 @@ impl Run<'_, '_> {
         S: WeightReader<Error = DenseError> + ?Sized,
     {
         let threads = self.plan.threads();
-        let of_tensor = |error: DenseError| error.of(self.source, &info.name, &info.name);
+        let with_name = |error: DenseError| error.of(self.source, &info.name, &info.name);
         let (q, stats) =
-            rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(of_tensor)?;
+            rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(with_name)?;
         if !stats.is_finite() {
-            refuse_overflow(scheme, values, rows * cols, threads).map_err(of_tensor)?;
+            refuse_overflow(scheme, values, rows * cols, threads).map_err(with_name)?;
         }
         let linear = LinearPlan::new(info.name.trim_end_matches(".weight"), scheme, None, (rows, cols));
         let tensors = gguf::tensors(&linear, &q)

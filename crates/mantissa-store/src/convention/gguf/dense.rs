@@ -71,8 +71,8 @@ impl ModelFiles {
         let placed: Vec<_> =
             tensors.iter().map(|tensor| model.placed(&self, tensor)).collect::<Result<_>>()?;
         let bytes_of = |dtype| {
-            let of_dtype = placed.iter().map(|viewed| &viewed.meta).filter(|meta| meta.dtype == dtype);
-            of_dtype.map(|meta| meta.len).sum::<u64>()
+            let same_dtype = placed.iter().map(|viewed| &viewed.meta).filter(|meta| meta.dtype == dtype);
+            same_dtype.map(|meta| meta.len).sum::<u64>()
         };
         let name = [("float16", Dtype::F16), ("bfloat16", Dtype::BF16), ("float32", Dtype::F32)]
             .into_iter()

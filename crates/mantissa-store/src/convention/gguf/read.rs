@@ -299,8 +299,8 @@ impl Model {
         };
         let tensor = self.tensor(name).ok_or_else(missing)?;
         let meta = TensorMeta { shape: tensor.shape.clone(), ..tensor.as_stored() };
-        let of_expert = place.as_ref().and_then(|place| Some((place.expert?, place.matrix())));
-        let Some((expert, (matrix, halves))) = of_expert else {
+        let expert_place = place.as_ref().and_then(|place| Some((place.expert?, place.matrix())));
+        let Some((expert, (matrix, halves))) = expert_place else {
             let stored = self
                 .architecture
                 .map_or_else(|| shape.to_vec(), |row| row.stored_shape(name, shape, self.groups));

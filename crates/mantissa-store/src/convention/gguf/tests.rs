@@ -106,7 +106,7 @@ fn names_are_those_of_the_gguf_package() {
             let place = module_or_vector.or_else(|| row.place(&hf).map(|place| (place, "")));
             let (place, end) = place.unwrap_or_else(|| panic!("{}: {module}", row.name));
             let found = place.tensor.replace("blk.3.", "blk.{bid}.");
-            // The package's name is that of models with experts, of which this is the shared one.
+            // The package has the name for models with experts, of which this is the shared one.
             let stored = match (row.name, stored.as_str().unwrap()) {
                 ("granitehybrid", "blk.{bid}.ffn_down_shexp") if row.experts == super::GgufExperts::None => {
                     "blk.{bid}.ffn_down"

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use mantissa_jobs::ResolvedQuantize;
-use mantissa_jobs::choose::{Choice, predict};
+use mantissa_jobs::choose::{RecipeChoice, predict};
 use mantissa_jobs::notes::merged;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::{Kept, MethodShare, Plan, QuantizedShare, SchemeShare, TableSize};
@@ -24,7 +24,7 @@ pub(super) struct DryRun<'a> {
     stands_for: Option<&'a str>,
     /// Choice of a recipe that was not given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<&'a Choice>,
+    chosen: Option<&'a RecipeChoice>,
     container: &'static str,
     layers: usize,
     kept: usize,
