@@ -95,11 +95,11 @@ struct RecipeCandidate {
     distance: u64,
 }
 
-/// Model to mend, and what counts as mended.
+/// Model to repair, and what counts as repaired.
 struct Search<'a> {
     described: &'a Subject,
     target: EngineTarget,
-    /// True if warnings are to be mended as well.
+    /// True if warnings are to be fixed as well.
     strict: bool,
 }
 

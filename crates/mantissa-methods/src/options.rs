@@ -320,10 +320,9 @@ macro_rules! options {
 
         impl $crate::options::Declared for $name {
             fn keys(&self) -> Vec<$crate::options::Key> {
-                let mut keys = Vec::new();
-                $(keys.extend(self.$base.keys());)?
-                $($crate::options!(@key keys, $field: $type, concat!($($help),+) $(, $kind)?);)+
-                keys
+                let base: &[Vec<$crate::options::Key>] = &[$(self.$base.keys())?];
+                let own = [$($crate::options!(@key $field: $type, concat!($($help),+) $(, $kind)?)),+];
+                base.iter().flatten().cloned().chain(own.into_iter().flatten()).collect()
             }
 
             fn set(&mut self, table: &$crate::options::Table) -> Result<(), $crate::options::OptionError> {
@@ -343,9 +342,11 @@ macro_rules! options {
             }
         }
     };
-    (@key $keys:ident, $field:ident: $type:ty, $help:expr) => {};
-    (@key $keys:ident, $field:ident: $type:ty, $help:expr, $kind:expr) => {
-        $keys.push($crate::options::Key::new::<$type>(stringify!($field), &$kind, $help));
+    (@key $field:ident: $type:ty, $help:expr) => {
+        None
+    };
+    (@key $field:ident: $type:ty, $help:expr, $kind:expr) => {
+        Some($crate::options::Key::new::<$type>(stringify!($field), &$kind, $help))
     };
 }
 

@@ -412,7 +412,7 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: EndToEnd) -> V
     let inputs: u64 = plan.quantized().map(|(info, _)| info.cols as u64).sum();
     vec![
         ("states of the calibration", Calibration::state_bytes(config, set, plan.limits().states)),
-        ("model in training and its activations", mantissa_train::Plan::new(config, &training).bytes()),
+        ("model in training and its activations", mantissa_train::MemoryPlan::new(config, &training).bytes()),
         ("codes", codes),
         // Stored, at the start, units, sums, values, gradients, two means, and the best.
         ("scales and their training", 48 * scales),

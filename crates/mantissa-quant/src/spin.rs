@@ -470,7 +470,10 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -
     let heads = layers * (config.head_dim * config.head_dim) as u64;
     vec![
         ("states of the calibration", Calibration::state_bytes(&config, set, plan.limits().states)),
-        ("model in training and its activations", mantissa_train::Plan::new(&config, &training).bytes()),
+        (
+            "model in training and its activations",
+            mantissa_train::MemoryPlan::new(&config, &training).bytes(),
+        ),
         ("quantized inputs", if rounds { 4 * tokens.saturating_mul(inputs) } else { 0 }),
         ("gradients of input ranges", if rounds { 4 * (2 * layers * width * width + heads) } else { 0 }),
         ("unrounded weights and gradients of their ranges", if rounds { 0 } else { 8 * config.parameters() }),

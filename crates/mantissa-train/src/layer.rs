@@ -72,7 +72,7 @@ impl LayerTrainer {
     /// Predicts the bytes of a layer: weights, their gradients, and saved activations for a batch of
     /// `options`.
     pub fn bytes_needed(config: &ModelConfig, options: &Options) -> u64 {
-        crate::plan::Plan::new(&single(config, 0), options).bytes()
+        crate::plan::MemoryPlan::new(&single(config, 0), options).bytes()
     }
 
     /// Predicts the extra bytes of one [quantized](Self::quantize_input) input.

@@ -5,7 +5,7 @@
 //! written by hand, layer by layer. A [`LinearPolicy`] sets the operand dtypes of every matmul. An
 //! [`Optimizer`] updates the parameters.
 //!
-//! Memory is planned: everything is allocated when a model is made, [`Plan`] predicts the bytes, and steps
+//! Memory is planned: everything is allocated when a model is made, [`MemoryPlan`] predicts the bytes, and steps
 //! allocate nothing that grows with the model. Saved per layer are its two residual inputs, q and k after
 //! RoPE, v, the attention output with the log-sum-exp of its scores, gate and up, and the inputs of linear
 //! layers if rounded to 16 bits. Norms, the MLP activation and attention weights are recomputed.
@@ -96,12 +96,12 @@ pub use optim::{
 };
 pub use pages::Paged;
 pub use param_table::{ParamInfo, ParamTable};
-pub use plan::{Options, Plan};
+pub use plan::{MemoryPlan, Options};
 pub use policy::{
     GemmPolicy, Keep, LinearPolicy, Master, OperandPolicy, OperandSource, Policy, PolicyTable, Rotation,
     Signs, TableFault, recipes,
 };
-pub use profile::{Part, Profile};
+pub use profile::{Profile, StepPart};
 pub use sampled::SampledHead;
 pub use stop::Stop;
 pub use store::Precision;

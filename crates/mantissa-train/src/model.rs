@@ -24,7 +24,7 @@ use crate::ops::LayerOps;
 use crate::param_table::ParamTable;
 use crate::plan::{Options, Saved, Scratch, allocate};
 use crate::policy::{LinearPolicy, Master};
-use crate::profile::{Part, Profile};
+use crate::profile::{Profile, StepPart};
 use crate::stop::Stop;
 use crate::support::check_model;
 
@@ -253,7 +253,7 @@ impl TrainModel {
 
     /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self) {
-        self.profile.time(Part::Copies, || self.grads.zero());
+        self.profile.time(StepPart::Copies, || self.grads.zero());
         self.routed.iter_mut().for_each(|counts| counts.fill(0));
     }
 
@@ -415,7 +415,7 @@ impl TrainModel {
         }
         let d = self.config.hidden_size;
         let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);
-        self.profile.time(Part::Embedding, || {
+        self.profile.time(StepPart::Embedding, || {
             grads.add(self.embedding.clone(), |table| {
                 // Token by token, so that repeated rows are summed in batch order.
                 let scale = self.config.embedding_scale.unwrap_or(1.0);

@@ -24,12 +24,12 @@ use sizes::{SharedOperand, Sizes, choice_bytes, has_experts};
 /// Memory of a model in training by purpose. Not included: optimizer state
 /// ([`AdamW::bytes`](crate::AdamW::bytes)), and the matmul packing buffers of about one L2 cache per thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct MemoryPlan {
     /// Names and bytes.
     pub entries: Vec<(&'static str, u64)>,
 }
 
-impl Plan {
+impl MemoryPlan {
     /// Predicts the memory of a model with `options`.
     pub fn new(config: &ModelConfig, options: &Options) -> Self {
         Self::with_table(config, options, &ParamTable::with_scales(config, &options.policy))
@@ -82,7 +82,7 @@ impl Plan {
         if quantized > 0 {
             entries.push(("quantized operands", quantized.saturating_add(histories)));
         }
-        Plan { entries }
+        MemoryPlan { entries }
     }
 
     /// Total bytes.
@@ -176,7 +176,7 @@ mod tests {
         ] {
             let weights = policy.weights.bytes();
             let options = Options { max_tokens, max_len, threads, policy };
-            let plan = Plan::new(&config, &options);
+            let plan = MemoryPlan::new(&config, &options);
             let params = Parameters::random(&config, 0.1, 1).unwrap();
             let model = TrainModel::new(config.clone(), params, options).unwrap();
             let saved = model.saved.iter().flat_map(|s| {
@@ -224,7 +224,7 @@ mod tests {
         for name in ["fp8-delayed", "fp8-blockwise", "nvfp4", "tetrajet2", "int8-switchback"] {
             let policy = Policy::by_name(name, 1).unwrap();
             let options = Options { max_tokens: 600, max_len: 40, threads: 2, policy };
-            let entries = Plan::new(&normed, &options).entries;
+            let entries = MemoryPlan::new(&normed, &options).entries;
             let planned = entries.iter().find(|(entry, _)| *entry == "quantized operands").unwrap().1;
             let params = Parameters::random(&normed, 0.1, 1).unwrap();
             let model = TrainModel::new(normed.clone(), params, options).unwrap();

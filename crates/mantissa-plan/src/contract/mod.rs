@@ -50,7 +50,7 @@ pub struct Finding {
     pub fix: String,
     /// Source of the requirement.
     pub source: &'static str,
-    /// True if another recipe, format or number of GPUs mends it.
+    /// True if another recipe, format or number of GPUs fixes it.
     #[serde(skip)]
     pub by_recipe: bool,
 }

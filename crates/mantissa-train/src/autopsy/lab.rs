@@ -14,7 +14,7 @@ use crate::forms::FormSizes;
 use crate::loss::Loss;
 use crate::model::TrainModel;
 use crate::optim::joined;
-use crate::plan::{Options, Plan};
+use crate::plan::{MemoryPlan, Options};
 use crate::policy::Gemm;
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::{Precision, StoreRef};
@@ -66,7 +66,7 @@ impl Lab {
 
     /// Predicts the bytes of the copy and of the gradients that are compared.
     pub(crate) fn bytes(options: &Options, config: &mantissa_model::ModelConfig) -> u64 {
-        let plan = Plan::new(config, &Options { policy: Policy::fp32(), ..options.clone() });
+        let plan = MemoryPlan::new(config, &Options { policy: Policy::fp32(), ..options.clone() });
         // Those of f32, of all operands, and the run's own in f32.
         let gradients = 3 * 4 * crate::param_table::ParamTable::new(config).len() as u64;
         plan.bytes() + FormSizes::of_any(config, options.max_tokens).bytes() + gradients

@@ -16,7 +16,7 @@ use crate::gradients::Gradients;
 use crate::linear::LinearOp;
 use crate::plan::Mixture;
 use crate::products::{Input, Products};
-use crate::profile::Part;
+use crate::profile::StepPart;
 use crate::store::StoreRef;
 
 /// Gate, up and down of one MLP.
@@ -161,13 +161,13 @@ impl LayerBackward<'_> {
         let n = self.tokens * self.hidden;
         let (x, dy_ref) = (StoreRef::F32(&self.s.normed[..n]), StoreRef::F32(dy));
         if self.wanted.weights() {
-            self.profile.time(Part::Wgrad, || {
+            self.profile.time(StepPart::Wgrad, || {
                 side.wgrad(dy_ref, x, self.grads, self.threads);
                 side.bias_grad(dy, self.grads);
             });
         }
         let dx = &mut self.s.d_normed[..n];
-        self.profile.time(Part::Dgrad, || side.dgrad(self.params, dy_ref, dx, true, self.threads));
+        self.profile.time(StepPart::Dgrad, || side.dgrad(self.params, dy_ref, dx, true, self.threads));
     }
 }
 
@@ -234,7 +234,7 @@ fn propagate(
     products.prepare_dgrad(forms, &output);
     products.dgrad(forms, &output, 0..n, &mut e.inner[..n * width], false, threads);
     let (gate_grad, up_grad) = (&mut e.gate[..n * width], &mut e.up[..n * width]);
-    products.profile.time(Part::GateBackward, || {
+    products.profile.time(StepPart::GateBackward, || {
         layer.flow.activate_backward([0.0; 4], gate_grad, up_grad, &mut e.inner[..n * width]);
     });
     if let Some(grads) = grads.as_deref_mut() {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Value;
 
 use super::declared::{default, setting};
-use crate::optim::keys::{Key, Kind, Values};
+use crate::optim::keys::{Key, OptimizerKind, Values};
 use crate::optim::registry::kind;
 use crate::optim::{DecayGroups, MomentFormat, OptimizerSpec, RateScales, optimizers};
 
@@ -131,7 +131,7 @@ impl Optimizer {
     }
 
     /// Refuses combinations of keys.
-    fn check(&self, kind: &Kind) -> Result<(), String> {
+    fn check(&self, kind: &OptimizerKind) -> Result<(), String> {
         if self.paged && matches!(self.moments(), MomentFormat::Map(_)) {
             let found = self.own.get("moments").cloned().unwrap_or(Value::Boolean(true));
             return Err(fault("moments", &found, "a format other than a map with paged = true"));
@@ -189,7 +189,7 @@ fn kinds() -> String {
 }
 
 /// Keys that `kind` accepts.
-fn accepted(kind: &Kind) -> String {
+fn accepted(kind: &OptimizerKind) -> String {
     let own = kind.keys.iter().filter(|key: &&Key| key.used).map(|key| key.name);
     let all = ["kind", "lr"].into_iter().chain(own).chain(COMMON);
     all.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_model::LoadError;
 
-use super::keys::{Default as Fixed, Key, Kind, Values};
-use super::method::{Layout, State, Step, Target, UpdateRule};
+use super::keys::{Default as Fixed, Key, OptimizerKind, Values};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use super::{Optimizer, OptimizerSpec};
 use crate::arena::Parameters;
@@ -25,7 +25,7 @@ use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "adamw",
     about: "AdamW (Loshchilov & Hutter 2019)",
     keys: &[
@@ -133,7 +133,7 @@ impl UpdateRule for AdamWMethod {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

@@ -8,7 +8,7 @@ use super::method::UpdateRule;
 use super::moment_format::MomentFormat;
 
 /// Optimizer in the registry.
-pub(crate) struct Kind {
+pub(crate) struct OptimizerKind {
     /// Value of `optimizer.kind`.
     pub(crate) name: &'static str,
     /// Method and source.

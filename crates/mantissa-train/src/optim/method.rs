@@ -34,7 +34,7 @@ pub(crate) trait UpdateRule: fmt::Debug + Send + Sync {
     /// [`TrainError::Store`] if a paged state cannot be read or written.
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,
@@ -134,7 +134,7 @@ pub(crate) struct Step {
 }
 
 /// Tensor to update.
-pub(crate) struct Target<'a> {
+pub(crate) struct UpdateTarget<'a> {
     pub(crate) param: &'a ParamInfo,
     pub(crate) threads: usize,
     pub(crate) grads: &'a Gradients,
@@ -158,7 +158,7 @@ pub(crate) struct Piece<'a, 'm> {
     moments: Vec<MomentMut<'m>>,
 }
 
-impl Target<'_> {
+impl UpdateTarget<'_> {
     /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.param.range.len()

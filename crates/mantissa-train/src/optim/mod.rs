@@ -36,12 +36,12 @@ use crate::model::TrainModel;
 use crate::pages::Unpaged;
 use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
-use crate::profile::Part;
+use crate::profile::StepPart;
 pub use adamw::{AdamW, AdamWOptions};
 pub use decay::{DecayGroups, NoSuchTensor, RateScales};
 pub use map::StateMap;
 pub(crate) use master::{MasterCopy, join as joined};
-use method::{State, Step, Target, UpdateRule};
+use method::{State, Step, UpdateRule, UpdateTarget};
 pub use moment_format::MomentFormat;
 use moment_format::PIECE;
 use page_buffer::PageBuffer;
@@ -194,14 +194,15 @@ impl Optimizer {
         let grad_scale = self.max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale;
         let (threads, t, grads) = (model.options.threads, self.steps, &model.grads);
         let (table, working) = model.params.split_mut();
-        model.profile.time(Part::Optimizer, || {
+        model.profile.time(StepPart::Optimizer, || {
             table.iter().zip(&mut self.states).enumerate().try_for_each(|(i, (param, state))| {
                 let counts = counts.map(|counts| &counts[i]);
                 let weight_decay = if self.decays[i] { self.weight_decay } else { 0.0 };
                 let step = Step { t, lr: lr * self.rates[i], weight_decay, grad_scale };
                 working.open(param, threads);
                 let master = &mut self.master;
-                let mut target = Target { param, threads, grads, working: &mut *working, master, counts, t };
+                let mut target =
+                    UpdateTarget { param, threads, grads, working: &mut *working, master, counts, t };
                 self.method.update(&mut target, state, &mut self.scratch, &step)?;
                 self.master.settle(param, working, t, threads);
                 Ok::<_, TrainError>(())
@@ -247,7 +248,8 @@ fn finite_norm(model: &TrainModel, found: usize, step: u64, loss_scale: f64) -> 
     if found != allowed {
         return Err(TrainError::OtherModel { found, allowed });
     }
-    let norm = model.profile.time(Part::Optimizer, || norm(&model.grads, model.options.threads)) / loss_scale;
+    let norm =
+        model.profile.time(StepPart::Optimizer, || norm(&model.grads, model.options.threads)) / loss_scale;
     if norm.is_finite() { Ok(norm) } else { Err(TrainError::NonFinite { step, norm }) }
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use mantissa_model::LoadError;
 
-use super::keys::{Default as Fixed, Key, Kind};
-use super::method::{Layout, State, Step, Target, UpdateRule};
+use super::keys::{Default as Fixed, Key, OptimizerKind};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use super::{Optimizer, OptimizerSpec};
 use crate::arena::Parameters;
@@ -20,7 +20,7 @@ use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "sgd",
     about: "SGD with momentum, weight decay added to the gradient",
     keys: &[
@@ -107,7 +107,7 @@ impl UpdateRule for SgdMethod {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

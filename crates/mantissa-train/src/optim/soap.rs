@@ -18,15 +18,15 @@ use std::sync::Arc;
 use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kernels};
 
 use super::adamw::AdamWMethod;
-use super::keys::{Key, Kind};
+use super::keys::{Key, OptimizerKind};
 use super::matrix::{Product, ROWS, eigenvectors, orthogonal, product, shape_of_linear};
-use super::method::{Layout, State, Step, Target, UpdateRule};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "soap",
     about: "SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo for linear weights, AdamW for the others",
     keys: &[
@@ -122,7 +122,7 @@ impl UpdateRule for Soap {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

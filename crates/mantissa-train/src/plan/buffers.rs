@@ -3,7 +3,7 @@
 use mantissa_model::flow::ExpertChoice;
 use mantissa_model::{LoadError, ModelConfig, zeros};
 
-use super::Plan;
+use super::MemoryPlan;
 use super::options::Options;
 use super::sizes::{SharedOperand, Sizes, has_experts};
 use crate::forms::{FormSizes, Forms};
@@ -114,7 +114,7 @@ pub(crate) struct Mixture {
     pub(crate) by_token: [Vec<ExpertChoice>; 2],
 }
 
-/// Allocates the activations and scratch that [`Plan`] predicts.
+/// Allocates the activations and scratch that [`MemoryPlan`] predicts.
 ///
 /// # Errors
 /// [`LoadError::Memory`], [`LoadError::Context`].
@@ -124,7 +124,7 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         return Err(LoadError::Context { needed, allowed });
     }
     let sizes = Sizes::new(config, options);
-    let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
+    let memory = || LoadError::Memory { what: "training", bytes: MemoryPlan::new(config, options).bytes() };
     let layer = |layer| {
         let mixed = has_experts(config, layer);
         let [

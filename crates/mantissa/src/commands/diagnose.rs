@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_advise::diagnose::{Finding, Names, Report, Request, SeenInput, diagnose, steps};
+use mantissa_advise::diagnose::{Finding, InputStats, Names, Report, Request, diagnose, steps};
 use mantissa_eval::Sequence;
 use mantissa_jobs::default_text;
 use mantissa_model::{KvPolicy, Tokenizer};
@@ -249,7 +249,7 @@ fn inputs(report: &Report) -> Table {
     table
 }
 
-fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
+fn cells(layer: usize, input: &InputStats) -> [String; 11] {
     let percent = |error: f64| format!("{:.2} %", 100.0 * error);
     [
         layer.to_string(),
@@ -267,7 +267,7 @@ fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
 }
 
 /// Returns the last part of the name of the first module that reads an input.
-fn short(input: &SeenInput) -> &str {
+fn short(input: &InputStats) -> &str {
     let module = input.modules.first().map_or("", String::as_str);
     module.rsplit('.').next().unwrap_or(module)
 }

@@ -1,4 +1,4 @@
-//! Commands that mend what the rules of an engine refuse.
+//! Commands that fix what the rules of an engine refuse.
 
 use std::path::{Path, PathBuf};
 
@@ -83,7 +83,7 @@ impl Remedies for GivenLine {
     }
 }
 
-/// Returns whether warnings are to be mended as well; `None` if nothing is found that a recipe mends.
+/// Returns true if warnings are to be fixed as well; `None` if nothing is found that a recipe fixes.
 fn asked(report: &Report) -> Option<bool> {
     report.findings.iter().any(|finding| finding.by_recipe).then(|| !report.fails())
 }
@@ -92,7 +92,7 @@ fn apply(report: &mut Report, command: Option<&str>) {
     let Some(command) = command else { return };
     let fails = report.fails();
     for finding in report.findings.iter_mut().filter(|finding| finding.by_recipe) {
-        // What mends a refusal may leave a warning, whose own advice stays then.
+        // The fix of a refusal may leave a warning, whose own advice stays then.
         if finding.severity.fails() || !fails {
             finding.fix = command.to_owned();
         }

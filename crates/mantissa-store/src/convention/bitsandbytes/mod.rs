@@ -17,7 +17,7 @@ mod read;
 mod scheme;
 mod write;
 
-pub use config::{Config, Kind, QUANT_METHOD};
+pub use config::{BitWidth, Config, QUANT_METHOD};
 pub use write::{quantization_config, specs, store, tensors};
 
 use mantissa_num::{Format, Quantized, Scheme};
