@@ -37,7 +37,7 @@ use crate::solved::Solved;
 const NAME: &str = "foem";
 
 options! {
-    /// Options of FOEM, in addition to [`GptqOptions`].
+    /// Options of FOEM, in addition to [`GptqOptions`](crate::gptq::GptqOptions).
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct FoemOptions {
         /// Share β of the first-order term. The authors recommend the default.

@@ -7,7 +7,7 @@
 //! experts do not depend on one another, so several are collected in one pass. An expert that no calibration token was
 //! routed to falls back to RTN and is reported.
 //!
-//! Every solution is compared with RTN ([`crate::judge`]), on held-out windows if there are any.
+//! Every solution is compared with RTN ([`crate::error_gate`]), on held-out windows if there are any.
 //!
 //! If the recipe quantizes inputs at run time, finished layers quantize theirs too, and statistics and learning see
 //! quantized inputs.
