@@ -15,13 +15,18 @@ use crate::error::Result;
 use crate::values::{relative_error, values};
 
 /// Properties examined, and problems observed.
-type Seen = (Vec<Observed>, Vec<Observation>);
+type Properties = (Vec<Observed>, Vec<Observation>);
 
 /// Name suffixes of tensors that only quantized layers have.
 const QUANTIZED: [&str; 5] =
     ["weight_packed", "weight_scale", "weight_scale_inv", "qweight", "weight.absmax"];
 
-pub(crate) fn look(files: &ModelFiles, config: &ModelConfig, reference: Option<&ModelFiles>) -> Result<Seen> {
+/// Examines tensors, config and tokenizer for the properties that rules of engines ask about.
+pub(crate) fn examine(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    reference: Option<&ModelFiles>,
+) -> Result<Properties> {
     let mut seen = Looking { files, examined: Vec::new(), found: Vec::new() };
     match files.gguf() {
         Some(model) => {

@@ -5,7 +5,7 @@
 //! the order of `FORMATS`.
 
 use mantissa_num::{Format, Scheme, Source, parse_activation, parse_weight};
-use mantissa_plan::contract::{Input, Stored, Subject, Target, lint};
+use mantissa_plan::contract::{EngineTarget, Input, Stored, Subject, lint};
 use mantissa_quant::{Changes, Options, Plan, Recipe};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles};
@@ -84,7 +84,7 @@ const SCHEMES: [(&str, &str); 27] = [
 const SIDE: usize = 4096;
 
 /// Candidate with its distance from the refused model.
-struct Candidate {
+struct RecipeCandidate {
     weights: Scheme,
     inputs: Option<Scheme>,
     /// Recipe without its method.
@@ -95,22 +95,22 @@ struct Candidate {
     distance: u64,
 }
 
-/// Model to mend, and what counts as mended.
+/// Model to repair, and what counts as repaired.
 struct Search<'a> {
     described: &'a Subject,
-    target: Target,
-    /// True if warnings are to be mended as well.
+    target: EngineTarget,
+    /// True if warnings are to be fixed as well.
     strict: bool,
 }
 
 /// Finds what makes `target` accept the plan of `source`, with its method where that can be kept. With `strict`,
 /// warnings count as well.
-pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) -> Option<Remedy> {
+pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &EngineTarget, strict: bool) -> Option<Remedy> {
     let described = subject::of_plan(plan, source);
     let search = Search { described: &described, target: *target, strict };
     let method = plan.job.recipe().map_or_else(|| "rtn".to_owned(), Recipe::method_name);
     let kv = plan.kv.as_ref().map_or_else(String::new, |kv| format!("+kv-{kv}"));
-    let tried = |candidate: &Candidate| {
+    let tried = |candidate: &RecipeCandidate| {
         [method.as_str(), "rtn"].into_iter().find_map(|method| {
             let recipe = Recipe::load(&format!("{method}-{}{kv}", candidate.name)).ok()?;
             let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
@@ -129,7 +129,7 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) 
 pub fn of_artifact(
     files: &ModelFiles,
     described: &Subject,
-    target: &Target,
+    target: &EngineTarget,
     source: Option<&ModelFiles>,
     strict: bool,
 ) -> Option<Remedy> {
@@ -158,8 +158,8 @@ pub fn of_artifact(
 
 /// True if `target` accepts the layers of `described` under `recipe`, in the format `container`. Whether the format can
 /// hold them is decided by a plan.
-pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, target: &Target) -> bool {
-    let candidate = Candidate {
+pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, target: &EngineTarget) -> bool {
+    let candidate = RecipeCandidate {
         weights: recipe.weights.clone(),
         inputs: recipe.activations.clone(),
         name: recipe.name.clone(),
@@ -182,7 +182,7 @@ impl Search<'_> {
         self.passes_on(described, &self.target)
     }
 
-    fn passes_on(&self, described: &Subject, target: &Target) -> bool {
+    fn passes_on(&self, described: &Subject, target: &EngineTarget) -> bool {
         let bare =
             Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..described.clone() };
         let report = lint(&bare, target);
@@ -192,12 +192,12 @@ impl Search<'_> {
     /// Returns the largest smaller number of GPUs that is accepted, if that is all that is wrong.
     fn fewer_gpus(&self) -> Option<Remedy> {
         let tps = (1..self.target.tp).rev();
-        let accepted = |tp: &usize| self.passes_on(self.described, &Target { tp: *tp, ..self.target });
+        let accepted = |tp: &usize| self.passes_on(self.described, &EngineTarget { tp: *tp, ..self.target });
         tps.into_iter().find(accepted).map(|tp| Remedy::Parallelism { tp })
     }
 
     /// Plans the quantization of `source` as `candidate`.
-    fn quantized(&self, candidate: &Candidate, source: &ModelFiles) -> Option<Remedy> {
+    fn quantized(&self, candidate: &RecipeCandidate, source: &ModelFiles) -> Option<Remedy> {
         let recipe = Recipe::load(&format!("rtn-{}", candidate.name)).ok()?;
         let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
         let options = Options { container: Some(candidate.container), ..Options::default() };
@@ -207,7 +207,7 @@ impl Search<'_> {
     }
 
     /// Plans the requantization of the artifact as `candidate`.
-    fn requantized(&self, candidate: &Candidate, files: &ModelFiles) -> Option<Remedy> {
+    fn requantized(&self, candidate: &RecipeCandidate, files: &ModelFiles) -> Option<Remedy> {
         let changes = Changes { requantize: Some(&candidate.weights), drop_inputs: false };
         let worth_planning = candidate.inputs.is_none();
         let plan =
@@ -219,7 +219,7 @@ impl Search<'_> {
     }
 
     /// Returns the candidates that keep the rules on the layers of the model, the nearest first.
-    fn candidates(&self) -> Vec<Candidate> {
+    fn candidates(&self) -> Vec<RecipeCandidate> {
         let thousandths = |format: &Format| (format.bits_per_weight(SIDE, SIDE) * 1000.0) as u64;
         let stored = self.described.linears.iter().find_map(|linear| linear.stored.as_ref());
         let asked = stored.map_or(4000, |stored| thousandths(&stored.format));
@@ -227,7 +227,7 @@ impl Search<'_> {
         let mut all = Vec::new();
         for (weights, input) in SCHEMES {
             for format in FORMATS {
-                let candidate = Candidate::new(weights, input, format);
+                let candidate = RecipeCandidate::new(weights, input, format);
                 all.extend(candidate.filter(|candidate| self.passes(&candidate.applied(self.described))));
             }
         }
@@ -241,7 +241,7 @@ impl Search<'_> {
     }
 }
 
-impl Candidate {
+impl RecipeCandidate {
     fn new(weights: &str, inputs: &str, format: &'static str) -> Option<Self> {
         let scheme = parse_weight(weights).ok()?;
         let container = Container::named(format)?;
@@ -249,7 +249,7 @@ impl Candidate {
             "" => (None, weights.to_owned()),
             _ => (Some(parse_activation(inputs).ok()?), format!("{weights}+{inputs}")),
         };
-        Some(Candidate { weights: scheme, inputs: input, name, format, container, distance: 0 })
+        Some(RecipeCandidate { weights: scheme, inputs: input, name, format, container, distance: 0 })
     }
 
     /// Describes the layers of `described` under this candidate. Whether the format can hold them is decided by the

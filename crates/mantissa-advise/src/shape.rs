@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::{LinearKind, ModelConfig};
-use mantissa_plan::shape::{CacheLayers, Matrices, ModelShape, Part};
+use mantissa_plan::shape::{CacheLayers, Matrices, ModelPart, ModelShape};
 
 /// Returns the sizes of a model.
 pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
@@ -37,18 +37,18 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
 }
 
 /// Part of a layer that a linear layer belongs to.
-fn part_of(kind: LinearKind) -> Part {
+fn part_of(kind: LinearKind) -> ModelPart {
     use LinearKind::{
         Down, ExpertDown, ExpertGate, ExpertUp, Gate, GateUp, InputGate, InputProjection, MixGate, MixIn,
         MixK, MixOut, MixQ, MixV, SharedDown, SharedGate, SharedUp, Up,
     };
     match kind {
-        ExpertGate(_) | ExpertUp(_) | ExpertDown(_) => Part::Experts,
-        MixIn | MixGate | MixQ | MixK | MixV | MixOut => Part::Mixer,
+        ExpertGate(_) | ExpertUp(_) | ExpertDown(_) => ModelPart::Experts,
+        MixIn | MixGate | MixQ | MixK | MixV | MixOut => ModelPart::Mixer,
         Gate | Up | Down | GateUp | SharedGate | SharedUp | SharedDown | InputGate | InputProjection => {
-            Part::Mlp
+            ModelPart::Mlp
         }
-        _ => Part::Attention,
+        _ => ModelPart::Attention,
     }
 }
 
@@ -64,7 +64,9 @@ fn matrices(config: &ModelConfig) -> Vec<Matrices> {
     }
     let active = |group: Matrices| {
         let share = match (group.part, &config.experts) {
-            (Part::Experts, Some(experts)) => (experts.per_token as u64, u64::from(experts.count).max(1)),
+            (ModelPart::Experts, Some(experts)) => {
+                (experts.per_token as u64, u64::from(experts.count).max(1))
+            }
             _ => (1, 1),
         };
         Matrices { active: group.count * share.0 / share.1, ..group }

@@ -30,7 +30,7 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
         };
         linears.push(Linear { module: info.module, rows: info.rows, cols: info.cols, stored });
     }
-    let (examined, mut observations) = observe::look(files, &config, reference)?;
+    let (examined, mut observations) = observe::examine(files, &config, reference)?;
     observations.extend(tables(files, &config)?);
     Ok(Subject {
         planned: false,

@@ -105,7 +105,7 @@ pub enum Windows {
         /// Period without the fields.
         default: usize,
     },
-    /// Every layer except the last of each period, `sliding_window_pattern` with this default; counted anew behind the
+    /// Every layer except the last of each period, `sliding_window_pattern` with this default; recounted behind the
     /// first `first_k_dense_replace` layers, which have a period of their own, `prefix_dense_sliding_window_pattern` (1).
     /// `layer_types` takes precedence.
     BehindDense(usize),

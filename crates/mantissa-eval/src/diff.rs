@@ -45,7 +45,7 @@ impl DiffError {
 
 /// Candidate for the next token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Candidate {
+pub struct TokenCandidate {
     /// Token.
     pub token: u32,
     /// Probability in the model that proposes it.
@@ -62,7 +62,7 @@ pub struct Difference {
     /// KL(first ‖ second) of the next-token distributions, in nats.
     pub kl: f64,
     /// Most probable tokens of each model, in decreasing order.
-    pub top: [Vec<Candidate>; 2],
+    pub top: [Vec<TokenCandidate>; 2],
 }
 
 /// Greedy continuation by one model.
@@ -165,7 +165,7 @@ pub fn diff(
 }
 
 /// Returns the `top` most probable tokens of each model; of equals, the lowest id first.
-fn candidates(logits: [&[f32]; 2], top: usize) -> [Vec<Candidate>; 2] {
+fn candidates(logits: [&[f32]; 2], top: usize) -> [Vec<TokenCandidate>; 2] {
     let stats = logits.map(|logits| kernels().log_softmax_stats(logits));
     let p = |model: usize, token: u32| (-stats[model].nll(logits[model][token as usize])).exp();
     [0, 1].map(|model| {
@@ -181,7 +181,7 @@ fn candidates(logits: [&[f32]; 2], top: usize) -> [Vec<Candidate>; 2] {
         order.sort_unstable_by(by_logit);
         order
             .into_iter()
-            .map(|token| Candidate { token, p: p(model, token), p_other: p(1 - model, token) })
+            .map(|token| TokenCandidate { token, p: p(model, token), p_other: p(1 - model, token) })
             .collect()
     })
 }

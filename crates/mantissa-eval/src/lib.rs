@@ -28,7 +28,7 @@ pub mod tasks;
 // Layer: comparisons.
 mod diff;
 
-pub use diff::{Candidate, Continuation, Diff, DiffError, Difference, diff};
+pub use diff::{Continuation, Diff, DiffError, Difference, TokenCandidate, diff};
 pub use error::EvalError;
 pub use evaluate::{
     Comparison, ContextKl, Evaluation, Percentile, WindowResult, check_sequences, compare, divergence,

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use mantissa_model::{Bos, Tokenizer, TokenizerError};
-use mantissa_store::{ErrorClass, Part, Shown, TextFile};
+use mantissa_store::{ErrorClass, Shown, TextFile, TextPart};
 use serde_json::Value;
 
 /// Token sequence with the index of the first predicted token.
@@ -368,11 +368,11 @@ fn documents(mut file: TextFile, separator: &str, taken: &mut Documents<'_>) -> 
     loop {
         let left = taken.left();
         match file.part(separator, left.min(MAX_DOCUMENT))? {
-            Part::End => return Ok(()),
-            Part::Text(part) if taken.take(part)? => {}
-            Part::Text(_) => return Ok(()),
-            Part::TooLong if left < MAX_DOCUMENT => return Err(taken.beyond(left.saturating_add(1))),
-            Part::TooLong => return Err(taken.tokenizer.too_long(MAX_DOCUMENT + 1).into()),
+            TextPart::End => return Ok(()),
+            TextPart::Text(part) if taken.take(part)? => {}
+            TextPart::Text(_) => return Ok(()),
+            TextPart::TooLong if left < MAX_DOCUMENT => return Err(taken.beyond(left.saturating_add(1))),
+            TextPart::TooLong => return Err(taken.tokenizer.too_long(MAX_DOCUMENT + 1).into()),
         }
     }
 }

@@ -45,7 +45,7 @@ pub fn fit_calibration(what: &str, host: &Host, needs: impl Fn(Limits) -> u64) -
         limits = full.smaller().find(fits).unwrap_or(Limits { threads: 1, states: 0, ..full });
     }
     host.require_least_memory(what, needs(limits))?;
-    // States so many that they are in a file anyway are not given up.
+    // Keeps calibration states that are already spilled to disk.
     let in_memory = Limits { states: full.states, ..limits };
     if needs(limits) == needs(in_memory) {
         limits = in_memory;

@@ -3,7 +3,7 @@
 pub mod predict;
 
 use mantissa_advise::{remedy, subject};
-use mantissa_plan::contract::{Subject, Target, lint};
+use mantissa_plan::contract::{EngineTarget, Subject, lint};
 use mantissa_plan::figures::PAGE;
 use mantissa_plan::offers::{OFFERS, Offer, offer};
 use mantissa_quant::calibrate::CalibrationSet;
@@ -34,7 +34,7 @@ const UNMEASURED: [(&str, u32); 6] = [
 
 /// Chosen recipe, with the reason.
 #[derive(Clone, Debug, Serialize)]
-pub struct Choice {
+pub struct RecipeChoice {
     /// Recipe.
     pub recipe: &'static str,
     /// Checkpoint format.
@@ -76,10 +76,10 @@ fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> std::resu
 /// No offer fits; the first reasons, and the bits at which one does.
 pub fn choose(
     source: &ModelFiles,
-    targets: &[Target],
+    targets: &[EngineTarget],
     bits: u32,
     format: Option<Container>,
-) -> Result<Choice> {
+) -> Result<RecipeChoice> {
     // A source that no recipe can quantize is refused as `--recipe` would refuse it.
     let plain = Plan::new(source, Recipe::load("w8a16")?, Options { threads: 1, ..Options::default() });
     if let Err(error @ QuantError::AlreadyQuantized { .. }) = plain {
@@ -97,7 +97,7 @@ pub fn choose(
     };
     let (kl, model) = offered.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
     let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({PAGE})");
-    Ok(Choice {
+    Ok(RecipeChoice {
         recipe: offered.recipe,
         format: container,
         bits,
@@ -111,7 +111,7 @@ pub fn choose(
 
 /// Returns the bits nearest to [`BITS`] at which an offer loads in `target`, for a model with the layers of `described`
 /// whose source is not at hand.
-pub fn loading_bits(described: &Subject, target: &Target) -> Option<u32> {
+pub fn loading_bits(described: &Subject, target: &EngineTarget) -> Option<u32> {
     let loads = |offered: &&Offer| {
         let container = Container::named(offered.format);
         let recipe = Recipe::load(offered.recipe).ok();
@@ -128,7 +128,7 @@ type Found = (&'static Offer, Container, usize);
 /// Returns the best offer, and the better ones that do not fit.
 fn search(
     source: &ModelFiles,
-    targets: &[Target],
+    targets: &[EngineTarget],
     bits: u32,
     format: Option<Container>,
 ) -> (Option<Found>, Vec<Skipped>) {
@@ -166,7 +166,7 @@ fn fits(
     offered: &Offer,
     container: Container,
     source: &ModelFiles,
-    targets: &[Target],
+    targets: &[EngineTarget],
 ) -> Result<(), String> {
     if let Some(least) = offered.least_sm
         && !targets.iter().all(|target| target.gpu.is_some_and(|gpu| gpu.sm >= least))
@@ -198,7 +198,7 @@ fn fits(
 /// Makes the error if no offer fits.
 fn none(
     source: &ModelFiles,
-    targets: &[Target],
+    targets: &[EngineTarget],
     bits: u32,
     format: Option<Container>,
     engines: &str,
@@ -227,7 +227,7 @@ fn none(
 /// Returns the first recipe of [`UNMEASURED`] with a format that holds it for this model and loads in every target.
 fn unmeasured(
     source: &ModelFiles,
-    targets: &[Target],
+    targets: &[EngineTarget],
     format: Option<Container>,
 ) -> Option<(&'static str, Container)> {
     let formats = || Container::all().filter(move |found| format.is_none_or(|wanted| wanted == *found));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mantissa_model::{Bos, Message, Tokenizer, chat};
-use mantissa_store::{Part, TextFile};
+use mantissa_store::{TextFile, TextPart};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -100,11 +100,11 @@ impl<'a> Lines<'a> {
         let (mut file, left) = (TextFile::open(self.path)?, host.memory_left());
         for i in 0.. {
             match file.part("\n", left.min(MAX_LINE))? {
-                Part::End => break,
-                Part::Text(line) if line.trim().is_empty() => {}
-                Part::Text(line) if each(numbered(i), line.strip_suffix('\r').unwrap_or(line))? => {}
-                Part::Text(_) => break,
-                Part::TooLong => return Err(self.too_long(numbered(i), left, host)),
+                TextPart::End => break,
+                TextPart::Text(line) if line.trim().is_empty() => {}
+                TextPart::Text(line) if each(numbered(i), line.strip_suffix('\r').unwrap_or(line))? => {}
+                TextPart::Text(_) => break,
+                TextPart::TooLong => return Err(self.too_long(numbered(i), left, host)),
             }
         }
         Ok(())

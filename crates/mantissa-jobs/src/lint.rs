@@ -53,7 +53,7 @@ impl Remedies for AsStated {
 pub fn check_plan<'a>(
     plan: &Plan,
     source: &ModelFiles,
-    targets: impl IntoIterator<Item = &'a Target>,
+    targets: impl IntoIterator<Item = &'a EngineTarget>,
     remedies: &dyn Remedies,
     host: &Host,
 ) -> Result<()> {

@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Format {
 
 /// Serving engine with its options, serialized as `ENGINE[:tp=N,gpu=NAME]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TargetName(pub Target);
+pub struct TargetName(pub EngineTarget);
 
 impl Serialize for TargetName {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -48,7 +48,7 @@ impl Serialize for TargetName {
 
 impl<'de> Deserialize<'de> for TargetName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Target::parse(&String::deserialize(deserializer)?).map(TargetName).map_err(D::Error::custom)
+        EngineTarget::parse(&String::deserialize(deserializer)?).map(TargetName).map_err(D::Error::custom)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use mantissa_model::{KvPolicy, ModelConfig};
 use mantissa_quant::calibrate::{Calibration as HeldCalibration, CalibrationSet, Limits};
-use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
+use mantissa_quant::input_scales::{OBSERVERS, Observer, Percentile};
 use mantissa_quant::memory::level_bytes;
 use mantissa_quant::{QuantError, Recalibration, model_config};
 use mantissa_store::Kind;
@@ -29,7 +29,7 @@ pub fn parse_observer(text: &str) -> Result<Observer, String> {
     let named = OBSERVERS.iter().find(|(name, _)| *name == text).map(|(_, observer)| *observer);
     let given = || {
         let percent = text.strip_prefix("percentile-")?.parse().ok()?;
-        Share::of_percent(percent).map(Observer::Percentile)
+        Percentile::of_percent(percent).map(Observer::Percentile)
     };
     named.or_else(given).ok_or_else(|| {
         let names: Vec<_> = OBSERVERS.iter().map(|(name, _)| *name).collect();

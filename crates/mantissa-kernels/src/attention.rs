@@ -65,9 +65,9 @@ impl CausalAttention {
 impl CausalAttention {
     /// First key that a query at `position` sees.
     pub fn first_visible(&self, position: usize) -> usize {
-        let of_window = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let of_chunk = self.chunk.map_or(0, |chunk| position - position % chunk.max(1));
-        of_window.max(of_chunk)
+        let window_start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let chunk_start = self.chunk.map_or(0, |chunk| position - position % chunk.max(1));
+        window_start.max(chunk_start)
     }
 
     /// Most keys, of `s`, that any of `positions` consecutive queries sees.

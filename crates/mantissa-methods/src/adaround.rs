@@ -8,7 +8,7 @@
 //! minimise over V:   ‖W X − W̃ X‖² + λ Σ (1 − |2·h(V) − 1|^β)             β falls from 20 to 2    (equations 21 and 24)
 //! ```
 //!
-//! At the end h is rounded to 0 or 1. The grid is that of RTN, with each group's range chosen by the mean square of
+//! At the end h is rounded to 0 or 1. The grid is the same as RTN's, with each group's range chosen by the mean square of
 //! the inputs ([`LearnedWeight`]), and stays fixed.
 //!
 //! Differences from the paper:
@@ -24,13 +24,14 @@ use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::gptq::Hessian;
-use crate::learned::{self, Field};
+use crate::learned;
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work, refused_by_most,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
 use crate::metric::weigh;
-use crate::options::{Key, OptionError, Options, Setting, TableSpec};
+use crate::options;
+use crate::options::{Count, Named, NamedMut, Number};
 use crate::rtn::shared_outer_scale;
 use crate::solved::Solved;
 
@@ -50,40 +51,16 @@ const BISECTIONS: usize = 24;
 /// Weights that a thread updates at a time.
 const PIECE: usize = 1 << 14;
 
-const TABLE: TableSpec = TableSpec {
-    name: "adaround",
-    keys: &[
-        Key { name: "iterations", help: "steps of each weight" },
-        Key { name: "rate", help: "learning rate of Adam" },
-        Key { name: "lambda", help: "weight of the regularizer, relative to RTN's error per weight" },
-    ],
-};
-
-/// AdaRound (arXiv 2004.10568).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdaRound {
-    /// Number of steps per weight.
-    pub iterations: usize,
-    /// Learning rate of Adam.
-    pub rate: f32,
-    /// Weight λ of the regularizer, relative to RTN's error per weight.
-    pub lambda: f32,
-}
-
-impl Default for AdaRound {
-    fn default() -> Self {
-        AdaRound { iterations: 1000, rate: 0.01, lambda: 10.0 }
-    }
-}
-
-impl AdaRound {
-    /// All options, in the order of reports.
-    fn fields(&mut self) -> Vec<Field<'_>> {
-        vec![
-            Field::Count("iterations", &mut self.iterations, 1_000_000),
-            Field::Number("rate", &mut self.rate, 1.0),
-            Field::Number("lambda", &mut self.lambda, 1e6),
-        ]
+options! {
+    /// AdaRound (arXiv 2004.10568).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct AdaRound {
+        /// Steps of each weight.
+        iterations: usize = 1000, Count(1_000_000);
+        /// Learning rate of Adam.
+        rate: f32 = 0.01, Number(1.0);
+        /// Weight λ of the regularizer, relative to RTN's error per weight.
+        lambda: f32 = 10.0, Number(1e6);
     }
 }
 
@@ -96,17 +73,12 @@ impl Method for AdaRound {
         Work::Input(self)
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(self.name(), self)]
     }
 
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        learned::set(self.fields(), from)
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let mut options = *self;
-        learned::settings(&TABLE, options.fields())
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(self.name(), self)]
     }
 
     fn needs(&self) -> Needs {
@@ -124,8 +96,8 @@ impl Method for AdaRound {
         }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(learned::lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(learned::on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

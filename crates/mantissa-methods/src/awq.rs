@@ -33,7 +33,7 @@ const LEAST: f32 = 1e-4;
 const ROWS: usize = 64;
 
 /// Weight `[rows, cols]` that reads the input, with its quantizer.
-pub struct Reader<'a> {
+pub struct WeightReader<'a> {
     /// Its values.
     pub weight: &'a [f32],
     /// Quantizes and dequantizes other values in place of the weight.
@@ -41,11 +41,11 @@ pub struct Reader<'a> {
 }
 
 /// Replaces activations (`[tokens, cols]`) by their dequantized values.
-pub type Inputs<'a> = dyn Fn(&mut [f32]) + Sync + 'a;
+pub type QuantizeInputs<'a> = dyn Fn(&mut [f32]) + Sync + 'a;
 
 /// Result of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct ScaleSearch {
     /// Sum over the readers and tokens of the squared error of their output, for each candidate.
     pub losses: Vec<f64>,
     /// First candidate with the least sum.
@@ -54,7 +54,7 @@ pub struct Found {
 
 /// Scales of each ratio, from the mean magnitudes of the channels.
 pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
-    let of_ratio = |k: usize| {
+    let ratio_scales = |k: usize| {
         let ratio = k as f32 / RATIOS as f32;
         let mut raw = means.to_vec();
         kernels().pow_inplace(&mut raw, ratio);
@@ -64,18 +64,18 @@ pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
         let middle = (f64::from(low) * f64::from(high)).sqrt() as f32;
         raw.into_iter().map(|s| s / middle).collect()
     };
-    (0..RATIOS).map(of_ratio).collect()
+    (0..RATIOS).map(ratio_scales).collect()
 }
 
 /// Chooses from `candidates` (scales of each column) the one with the least output error of `readers` on `x`
 /// (`[tokens, cols]`). `inputs` quantizes the scaled activations if activations are quantized too.
 pub fn search(
     x: &[f32],
-    readers: &[Reader<'_>],
+    readers: &[WeightReader<'_>],
     candidates: &[Vec<f32>],
-    inputs: Option<&Inputs<'_>>,
+    inputs: Option<&QuantizeInputs<'_>>,
     threads: usize,
-) -> Found {
+) -> ScaleSearch {
     let mut losses = Vec::with_capacity(candidates.len());
     for s in candidates {
         let scaled = inputs.map(|quantize| {
@@ -105,12 +105,12 @@ pub fn search(
         losses.push(loss);
     }
     let least = losses.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
-    Found { best: least.map_or(0, |(i, _)| i), losses }
+    ScaleSearch { best: least.map_or(0, |(i, _)| i), losses }
 }
 
 /// Sum over the tokens of `x` (`[_, cols]`) of the squared output error of `reader`, with `weight` quantized in place
 /// of its own.
-pub fn loss(x: &[f32], reader: &Reader<'_>, weight: &[f32], cols: usize, threads: usize) -> f64 {
+pub fn loss(x: &[f32], reader: &WeightReader<'_>, weight: &[f32], cols: usize, threads: usize) -> f64 {
     let mut error = (reader.quantize)(weight);
     error.iter_mut().zip(reader.weight).for_each(|(q, w)| *q = w - *q);
     squares(&[(x, &error)], cols, threads)
@@ -150,7 +150,7 @@ fn squares(products: &[(&[f32], &[f32])], cols: usize, threads: usize) -> f64 {
 
 /// Clip index `k` for each group of `group` columns of each row, chosen by the error of the group's contribution to
 /// the output on `x` (`[tokens, cols]`).
-pub fn clips(x: &[f32], reader: &Reader<'_>, cols: usize, group: usize, threads: usize) -> Vec<u8> {
+pub fn clips(x: &[f32], reader: &WeightReader<'_>, cols: usize, group: usize, threads: usize) -> Vec<u8> {
     let (rows, groups) = (reader.weight.len() / cols.max(1), cols.div_ceil(group.max(1)));
     let mut best = vec![(f64::INFINITY, 0u8); rows * groups];
     for clip in 0..CLIPS {
@@ -277,13 +277,13 @@ mod tests {
                 .map(|c| x.iter().skip(c).step_by(cols).map(|v| v.abs()).sum::<f32>() / tokens as f32)
                 .collect();
             let candidates = candidates(&means);
-            let plain = Reader { weight: &w, quantize: &quantize };
+            let plain = WeightReader { weight: &w, quantize: &quantize };
             let found = search(&x, &[plain], &candidates, None, 2);
             let s = &candidates[found.best];
             let (mut scaled, mut inputs) = (w.clone(), x.clone());
             multiply_columns(&mut scaled, s);
             divide_columns(&mut inputs, s);
-            let reader = Reader { weight: &scaled, quantize: &quantize };
+            let reader = WeightReader { weight: &scaled, quantize: &quantize };
             let clips = clips(&inputs, &reader, cols, group, 2);
             let mut clipped = scaled.clone();
             clip_groups(&mut clipped, cols, group, |i| clips[i]);

@@ -9,7 +9,7 @@
 //!
 //! Gradients pass the rounding unchanged where it does not clip. With `u = W/s + z` they are g for W, and for s, as in
 //! learned step sizes (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, equation 3), `g (⌊u⌉ - u)`
-//! inside and `g (q - z)` where the code is clipped. Adam takes the steps. Codes are free, unlike those of AutoRound, which
+//! inside and `g (q - z)` where the code is clipped. Adam takes the steps. Codes are free, unlike in AutoRound, which
 //! chooses between two neighbours. The second stage, E2E-QP, is [`e2e`](crate::e2e): `block-ap-int2-g32+e2e`, whose
 //! alias is `efficientqat-int2-g32`.
 //!
@@ -17,81 +17,48 @@
 //! - Steps of a weight are in units of its group's scale, so that one rate serves all layers and models.
 //! - s and z follow from learned factors of the group's range ([`LearnedWeight`]), which the search of AutoRound begins.
 //! - Errors may be measured by the Fisher information of the layer's output ([`Metric`](crate::metric::Metric)).
-//! - Rates fall linearly to 0, and the windows are those of a calibration: fewer than the paper's 4096.
+//! - Rates fall linearly to 0, and it trains on the calibration windows, which are fewer than the paper's 4096.
 
 use mantissa_kernels::Adam;
 use mantissa_num::Scheme;
 
 use crate::autoround::LearnedWeight;
 use crate::error_stats::ErrorStats;
-use crate::learned::{Field, LearnedLayer, LearnsLayers};
-use crate::method::{Block, Buffer, Extent, Lack};
-use crate::metric::ErrorMetric;
-use crate::options::{Key, TableSpec};
+use crate::learned::{LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, CalibrationGap, Extent};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options;
+use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
-
-const TABLE: TableSpec = TableSpec {
-    name: "block-ap",
-    keys: &[
-        Key { name: "iterations", help: "steps of each layer" },
-        Key { name: "rate", help: "first step of a weight, in units of its scale" },
-        Key { name: "clip_rate", help: "first step of the factor of a group's range" },
-        Key { name: "batch_tokens", help: "tokens of a step" },
-        Key { name: "seed", help: "seed of the order of the windows" },
-        Key { name: "metric", help: "metric of errors of a layer's output: fisher, mse" },
-    ],
-};
 
 /// Largest change of a factor of a range, relative to its start.
 const REACH: f32 = 0.5;
 
-/// Block-AP of EfficientQAT (arXiv 2407.11062).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BlockAp {
-    /// Steps of each layer.
-    pub iterations: usize,
-    /// First step of a weight, in units of its scale; falls linearly to 0.
-    pub rate: f32,
-    /// First step of the factor of a group's range.
-    pub clip_rate: f32,
-    /// Tokens of a step: as many windows as hold them, at least one.
-    pub batch_tokens: usize,
-    /// Seed of the order of the windows, and of the targets that the Fisher information draws.
-    pub seed: u64,
-    /// Metric of the errors that are minimised.
-    pub metric: ErrorMetric,
-}
-
-impl Default for BlockAp {
-    fn default() -> Self {
-        BlockAp {
-            iterations: 400,
-            rate: 0.01,
-            clip_rate: 0.002,
-            batch_tokens: 512,
-            seed: 42,
-            metric: ErrorMetric::default(),
-        }
+options! {
+    /// Block-AP of EfficientQAT (arXiv 2407.11062).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct BlockAp {
+        /// Steps of each layer.
+        iterations: usize = 400, Count(1_000_000);
+        /// First step of a weight, in units of its scale; decays linearly to 0.
+        rate: f32 = 0.01, Number(1.0);
+        /// First step of the factor of a group's range.
+        clip_rate: f32 = 0.002, Number(1.0);
+        /// Tokens of a step: whole windows, at least one.
+        batch_tokens: usize = 512, Count(1 << 24);
+        /// Seed of the order of the windows, and of the targets sampled for the Fisher information.
+        seed: u64 = 42, Seed;
+        /// Metric of errors of a layer's output.
+        metric: ErrorMetric = ErrorMetric::Fisher, OneOf(&ERROR_METRICS);
     }
 }
 
 impl LearnsLayers for BlockAp {
     type Layer = Training;
 
-    const TABLE: &'static TableSpec = &TABLE;
+    const NAME: &'static str = "block-ap";
     const NOT_ROTATED: &'static str = "Block-AP cannot rotate inputs while it learns";
-
-    fn fields(&mut self) -> Vec<Field<'_>> {
-        vec![
-            Field::Count("iterations", &mut self.iterations, 1_000_000),
-            Field::Number("rate", &mut self.rate, 1.0),
-            Field::Number("clip_rate", &mut self.clip_rate, 1.0),
-            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
-            Field::Seed(&mut self.seed),
-            Field::Metric(&mut self.metric),
-        ]
-    }
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;
@@ -106,10 +73,10 @@ impl LearnsLayers for BlockAp {
         Training { options: *self, weights: Vec::new() }
     }
 
-    fn gap(lack: Lack) -> &'static str {
-        match lack {
-            Lack::Few => "trained weights may overfit",
-            _ => crate::learned::lacking(lack),
+    fn gap(gap: CalibrationGap) -> &'static str {
+        match gap {
+            CalibrationGap::Few => "trained weights may overfit",
+            _ => crate::learned::on_gap(gap),
         }
     }
 
@@ -138,25 +105,25 @@ struct TrainedWeight {
     /// Weight and factors before the first step.
     original: Vec<f32>,
     start: Vec<[f32; 2]>,
-    of_weights: Adam,
-    of_clips: Adam,
+    weight_adam: Adam,
+    clip_adam: Adam,
 }
 
 impl TrainedWeight {
     fn new(weight: LearnedWeight) -> Self {
         let (original, start) = (weight.weight().to_vec(), weight.clips().collect::<Vec<_>>());
-        let (of_weights, of_clips) = (Adam::new(original.len()), Adam::new(2 * start.len()));
-        TrainedWeight { weight, original, start, of_weights, of_clips }
+        let (weight_adam, clip_adam) = (Adam::new(original.len()), Adam::new(2 * start.len()));
+        TrainedWeight { weight, original, start, weight_adam, clip_adam }
     }
 
-    /// Takes a step against `gradient`, that of the loss by the dequantized values.
+    /// Takes a step against `gradient` (∂loss/∂dequantized values).
     fn step(&mut self, gradient: &[f32], (rate, clip_rate): (f32, f32), threads: usize) {
-        let of_clips = self.weight.clip_gradients(gradient, threads);
-        let mut clip_steps: Vec<f32> = of_clips.as_flattened().iter().map(|g| *g as f32).collect();
+        let clip_grad = self.weight.clip_gradients(gradient, threads);
+        let mut clip_steps: Vec<f32> = clip_grad.as_flattened().iter().map(|g| *g as f32).collect();
         let mut weight_steps = self.weight.weight_gradients(gradient, threads);
-        self.of_weights.directions(&mut weight_steps, threads);
+        self.weight_adam.directions(&mut weight_steps, threads);
         self.weight.move_weights(&weight_steps, rate, threads);
-        self.of_clips.directions(&mut clip_steps, threads);
+        self.clip_adam.directions(&mut clip_steps, threads);
         let mut clips: Vec<[f32; 2]> = self.weight.clips().collect();
         let starts = self.start.as_flattened();
         for ((clip, direction), start) in clips.as_flattened_mut().iter_mut().zip(clip_steps).zip(starts) {
@@ -214,8 +181,6 @@ impl LearnedLayer for Training {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::Method;
-    use crate::options::Options;
     use crate::testing::learn_mlp as solve;
 
     const SCHEMES: [&str; 4] = ["int4-g32", "int2-g32-asym", "nvfp4", "nf4-g32"];
@@ -253,16 +218,5 @@ mod tests {
             let of = |threads| stored(solve(&options(), name, true, threads).1);
             assert!(of(1) == of(3), "{name}");
         }
-    }
-
-    #[test]
-    fn settings_read_back() {
-        let text =
-            "iterations = 7\nrate = 0.125\nclip_rate = 0.5\nbatch_tokens = 99\nseed = 3\nmetric = \"mse\"";
-        let mut set = BlockAp::default();
-        set.set("block-ap", Options::new(&text.parse().unwrap())).unwrap();
-        let lines: Vec<_> = set.settings().iter().map(ToString::to_string).collect();
-        let expected: Vec<_> = text.lines().map(|line| format!("block-ap.{line}")).collect();
-        assert_eq!(lines, expected);
     }
 }

@@ -23,71 +23,38 @@ use mantissa_num::Scheme;
 
 use crate::adaround::{Schedule, SoftRounding};
 use crate::autoround::LearnedWeight;
-use crate::learned::{Field, LearnedLayer, LearnsLayers};
+use crate::learned::{LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, Extent};
-use crate::metric::ErrorMetric;
-use crate::options::{Key, TableSpec};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options;
+use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
-const TABLE: TableSpec = TableSpec {
-    name: "brecq",
-    keys: &[
-        Key { name: "iterations", help: "steps of each layer" },
-        Key { name: "rate", help: "learning rate of Adam" },
-        Key { name: "lambda", help: "weight of the regularizer, relative to RTN's error per weight" },
-        Key { name: "batch_tokens", help: "tokens of a step" },
-        Key { name: "seed", help: "seed of the order of the windows" },
-        Key { name: "metric", help: "metric of errors of a layer's output: fisher, mse" },
-    ],
-};
-
-/// BRECQ (arXiv 2102.05426).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Brecq {
-    /// Steps of each layer.
-    pub iterations: usize,
-    /// Learning rate of Adam.
-    pub rate: f32,
-    /// Weight λ of the regularizer, relative to RTN's error per weight.
-    pub lambda: f32,
-    /// Tokens of a step: as many windows as hold them, at least one.
-    pub batch_tokens: usize,
-    /// Seed of the order of the windows, and of the targets that the Fisher information draws.
-    pub seed: u64,
-    /// Metric of the errors that are minimised.
-    pub metric: ErrorMetric,
-}
-
-impl Default for Brecq {
-    fn default() -> Self {
-        Brecq {
-            iterations: 600,
-            rate: 0.2,
-            lambda: 50.0,
-            batch_tokens: 512,
-            seed: 42,
-            metric: ErrorMetric::default(),
-        }
+options! {
+    /// BRECQ (arXiv 2102.05426).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Brecq {
+        /// Steps of each layer.
+        iterations: usize = 600, Count(1_000_000);
+        /// Learning rate of Adam.
+        rate: f32 = 0.2, Number(1.0);
+        /// Weight λ of the regularizer, relative to RTN's error per weight.
+        lambda: f32 = 50.0, Number(1e6);
+        /// Tokens of a step: whole windows, at least one.
+        batch_tokens: usize = 512, Count(1 << 24);
+        /// Seed of the order of the windows, and of the targets sampled for the Fisher information.
+        seed: u64 = 42, Seed;
+        /// Metric of errors of a layer's output.
+        metric: ErrorMetric = ErrorMetric::Fisher, OneOf(&ERROR_METRICS);
     }
 }
 
 impl LearnsLayers for Brecq {
     type Layer = Rounding;
 
-    const TABLE: &'static TableSpec = &TABLE;
+    const NAME: &'static str = "brecq";
     const NOT_ROTATED: &'static str = "BRECQ cannot rotate inputs while it learns";
-
-    fn fields(&mut self) -> Vec<Field<'_>> {
-        vec![
-            Field::Count("iterations", &mut self.iterations, 1_000_000),
-            Field::Number("rate", &mut self.rate, 1.0),
-            Field::Number("lambda", &mut self.lambda, 1e6),
-            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
-            Field::Seed(&mut self.seed),
-            Field::Metric(&mut self.metric),
-        ]
-    }
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;

@@ -26,58 +26,49 @@ use mantissa_num::Scheme;
 use crate::error::MethodError;
 use crate::gptq::method::{self, Gptq, prepare};
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work,
 };
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::options;
+use crate::options::{Named, NamedMut, Number};
 use crate::solved::Solved;
 
-/// Share of the term that the authors recommend.
-const BETA: f32 = 0.2;
+/// Name in recipes, and of the table of its options.
+const NAME: &str = "foem";
 
-/// FOEM's table.
-const TABLE: TableSpec =
-    TableSpec { name: "foem", keys: &[Key { name: "beta", help: "share of the first-order term" }] };
+options! {
+    /// Options of FOEM, in addition to [`GptqOptions`](crate::gptq::GptqOptions).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct FoemOptions {
+        /// Share β of the first-order term. The authors recommend the default.
+        beta: f32 = 0.2, Number(1.0);
+    }
+}
 
 /// GPTQ with the first-order term (arXiv 2507.11017).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Foem {
     /// GPTQ, whose options FOEM shares; with `asymmetric` above 0 GPTAQ.
     pub gptq: Gptq,
-    /// Share β of the term, from 0 to 1.
-    pub beta: f32,
-}
-
-impl Default for Foem {
-    fn default() -> Self {
-        Foem { gptq: Gptq::default(), beta: BETA }
-    }
+    /// Options of FOEM itself.
+    pub options: FoemOptions,
 }
 
 impl Method for Foem {
     fn name(&self) -> &'static str {
-        "foem"
+        NAME
     }
 
     fn work(&self) -> Work<'_> {
         Work::Input(self)
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[method::TABLE, TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(method::TABLE, &self.gptq.options), (NAME, &self.options)]
     }
 
-    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
-        if table != TABLE.name {
-            return self.gptq.set(table, options);
-        }
-        self.beta = options.number("beta", 1.0)?.unwrap_or(self.beta);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let own = Setting::new(TABLE.name, "beta", shortest(self.beta));
-        self.gptq.settings().into_iter().chain([own]).collect()
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(method::TABLE, &mut self.gptq.options), (NAME, &mut self.options)]
     }
 
     fn needs(&self) -> Needs {
@@ -100,8 +91,8 @@ impl Method for Foem {
         self.gptq.damping()
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        self.gptq.lacking(lack)
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        self.gptq.on_gap(gap)
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -111,7 +102,7 @@ impl Method for Foem {
 
 impl SolveInput for Foem {
     fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
-        let options = crate::gptq::GptqOptions { first_order: self.beta.into(), ..self.gptq.options };
+        let options = crate::gptq::GptqOptions { first_order: self.options.beta.into(), ..self.gptq.options };
         let Prepared { solver, moments } = prepare(task, options, 0.0)?;
         let solver = match solver {
             Solver::Ready(columns) => Solver::Ready(Box::new(FirstOrder(columns))),
@@ -176,14 +167,14 @@ mod tests {
         for text in ["int3-g16", "nvfp4", "int4-channel-asym"] {
             let scheme: Scheme = text.parse().unwrap();
             let options = GptqOptions { range: crate::gptq::GroupRange::Amax, ..GptqOptions::default() };
-            let of = |beta| Foem { gptq: Gptq { options }, beta };
+            let of = |beta| Foem { gptq: Gptq { options }, options: FoemOptions { beta } };
             let plain = gptq(&scheme, &w, &hessian, options, None, 1).unwrap().dequantize().unwrap();
             assert_eq!(solve(&of(0.0), &scheme, &w, &hessian, 1), plain, "{text}");
             let nearest =
                 crate::rtn::quantize(&scheme, &w, 20, COLS, None, 1).unwrap().0.dequantize().unwrap();
             assert_eq!(solve(&of(1.0), &scheme, &w, &hessian, 1), nearest, "{text}");
-            let part = solve(&of(BETA), &scheme, &w, &hessian, 1);
-            assert_eq!(part, solve(&of(BETA), &scheme, &w, &hessian, 3), "{text}");
+            let part = solve(&of(FoemOptions::DEFAULT.beta), &scheme, &w, &hessian, 1);
+            assert_eq!(part, solve(&of(FoemOptions::DEFAULT.beta), &scheme, &w, &hessian, 3), "{text}");
             let [none, some, all] = [&plain, &part, &nearest].map(|q| hessian.loss(&w, q));
             assert!(none < some && some < all, "{text}: {none} {some} {all}");
             let near = |q: &[f32]| q.iter().zip(&w).map(|(q, w)| f64::from(q - w).powi(2)).sum::<f64>();
@@ -199,7 +190,13 @@ mod tests {
         let options =
             GptqOptions { range: crate::gptq::GroupRange::Amax, act_order: false, ..GptqOptions::default() };
         let upper = crate::gptq::InverseFactor::new(&hessian, options, 1).unwrap().upper().to_vec();
-        let found = solve(&Foem { gptq: Gptq { options }, beta: beta as f32 }, &scheme, &w, &hessian, 1);
+        let found = solve(
+            &Foem { gptq: Gptq { options }, options: FoemOptions { beta: beta as f32 } },
+            &scheme,
+            &w,
+            &hessian,
+            1,
+        );
         let nearest = mantissa_num::quantize(&scheme, &w, 1, COLS, mantissa_num::Given::default()).unwrap();
         let step = f64::from(f32::from_bits(nearest.scales.codes.get(0)));
         let mut x: Vec<f64> = w.iter().copied().map(f64::from).collect();

@@ -30,6 +30,8 @@ mod outliers;
 mod solve;
 
 use crate::dequantize::dequantize_by_group;
+use crate::options;
+use crate::options::{Accepts, Count, Flag, Fraction, Number, OneOf, Value};
 use mantissa_kernels::device::Cpu;
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
 use mantissa_num::stored::Extra;
@@ -44,8 +46,8 @@ pub(crate) use solve::as_f16;
 /// Weights from which a group's scale is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
-    /// Original weights of adjacent columns, for any quantization order. The stored layout is the same as that of
-    /// RTN.
+    /// Original weights of adjacent columns, for any quantization order. The stored layout is
+    /// the same as for RTN.
     #[default]
     Static,
     /// Columns that are quantized consecutively, with the updates of the blocks before their first column, as in the
@@ -56,7 +58,7 @@ pub enum GroupOrder {
 }
 
 /// Group orders by name.
-pub const GROUP_ORDERS: [(&str, GroupOrder); 3] =
+const GROUP_ORDERS: [(&str, GroupOrder); 3] =
     [("static", GroupOrder::Static), ("original", GroupOrder::Original), ("current", GroupOrder::Current)];
 
 /// Share of its weights' range covered by a group's scale.
@@ -76,47 +78,51 @@ pub enum GroupRange {
 pub const OF_ROUNDING: f64 = 0.5;
 
 /// Group ranges by name.
-pub const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("amax", GroupRange::Amax)];
+const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("amax", GroupRange::Amax)];
 
-/// Options of [`gptq`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GptqOptions {
-    /// λ as a fraction of the mean diagonal of H. While H is singular, λ is multiplied by 10, up to 1.
-    pub damp: f64,
-    /// Block size: columns between two updates of the rest of the weight.
-    pub block: usize,
-    /// Act-order: columns by decreasing diagonal of H, ties in original order, instead of from left to right.
-    pub act_order: bool,
-    /// Weights from which a group's scale is computed.
-    pub groups: GroupOrder,
-    /// Share of their range covered by the scale.
-    pub range: GroupRange,
-    /// Share of the input [`Drift`] that is corrected: 0 in GPTQ, 1 for the full correction.
-    pub asymmetric: f32,
-    /// Share of FOEM's first-order term ([`foem`](crate::foem)): 0 in GPTQ.
-    pub first_order: f64,
+options! {
+    /// Options of [`gptq`]. The defaults err less than column order with whole ranges, and the stored layout is the same.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct GptqOptions {
+        /// Damping λ, as a fraction of the mean of the Hessian's diagonal; multiplied by 10, up to 1, while the Hessian is
+        /// singular.
+        damp: f64 = 0.01, Fraction;
+        /// Block size: columns between two updates of the rest of the weight.
+        block: usize = 128, BlockSize;
+        /// Act-order: columns by decreasing diagonal of the Hessian, ties in original order, instead of from left to right.
+        act_order: bool = true, Flag;
+        /// Weights from which a group's scale is computed.
+        groups: GroupOrder = GroupOrder::Static, OneOf(&GROUP_ORDERS);
+        /// Range of a group's scale: mse (searched), amax (whole).
+        range: GroupRange = GroupRange::Mse, OneOf(&GROUP_RANGES);
+        /// Share of the input drift that is corrected: 0.0 in GPTQ, 1.0 for the full correction (GPTAQ).
+        asymmetric: f32 = 0.0, Number(1.0);
+        /// Share of FOEM's first-order term ([`foem`](crate::foem)): 0 in GPTQ.
+        first_order: f64 = 0.0;
+    }
+}
+
+/// Numbers of columns, from 1.
+struct BlockSize;
+
+impl Accepts<usize> for BlockSize {
+    fn read(&self, value: &Value) -> Option<usize> {
+        Count(usize::MAX).read(value)
+    }
+
+    fn print(&self, columns: &usize) -> Option<Value> {
+        Count(usize::MAX).print(columns)
+    }
+
+    fn allowed(&self) -> String {
+        "1 or more columns".to_owned()
+    }
 }
 
 impl GptqOptions {
     /// True if groups are of columns that are quantized one after another and are not adjacent.
     pub fn follows_order(&self) -> bool {
         self.act_order && self.groups != GroupOrder::Static
-    }
-}
-
-impl Default for GptqOptions {
-    /// Act-order, static groups, searched ranges. This errs less than column order with whole ranges, and the stored
-    /// layout is the same.
-    fn default() -> Self {
-        GptqOptions {
-            damp: 0.01,
-            block: 128,
-            act_order: true,
-            groups: GroupOrder::Static,
-            range: GroupRange::Mse,
-            asymmetric: 0.0,
-            first_order: 0.0,
-        }
     }
 }
 

@@ -63,7 +63,7 @@ pub struct HqqGrids {
     pub inverse: Vec<f32>,
     /// `z` of each group, in units of the codes 0 to `2^b - 1`.
     pub zero: Vec<f32>,
-    /// Mean of `|W - s (q - z)|` before each step; the first entry is that of RTN.
+    /// Mean of `|W - s (q - z)|` before each step; the first entry is the error of RTN.
     pub errors: Vec<f64>,
 }
 

@@ -9,92 +9,41 @@ use mantissa_num::Scheme;
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
 use crate::method::{
-    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
+    Block, Buffer, CalibrationGap, Extent, Feature, Fisher, LayerSolver, Learned, Method, Needs, Phase, Run,
     SolveLayer, WeightTask, Work, refused_by_most,
 };
-use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options::{OptionError, Options, Setting, TableSpec, name_of, shortest};
+use crate::metric::ErrorMetric;
+use crate::options::{Declared, Named, NamedMut};
 use crate::reconstruction::{Parameters, Steps, error, learn};
 use crate::solved::Solved;
 
 /// Reason why learned rounding refuses [`Feature::StochasticRounding`].
 pub(crate) const NOT_STOCHASTIC: &str = "it does not support stochastic rounding";
 
-/// Option of a method: its key and the place of its value.
-#[derive(Debug)]
-pub enum Field<'a> {
-    /// Integer from 1 to the last number.
-    Count(&'static str, &'a mut usize, usize),
-    /// Number from 0 to the last one.
-    Number(&'static str, &'a mut f32, f64),
-    /// `seed`.
-    Seed(&'a mut u64),
-    /// `metric`.
-    Metric(&'a mut ErrorMetric),
-}
-
-impl Field<'_> {
-    /// Sets the value, if `from` has it.
-    fn set(self, from: Options<'_>) -> Result<(), OptionError> {
-        match self {
-            Field::Count(key, value, most) => *value = from.count(key, most)?.unwrap_or(*value),
-            Field::Number(key, value, most) => *value = from.number(key, most)?.unwrap_or(*value),
-            Field::Seed(value) => *value = from.seed()?.unwrap_or(*value),
-            Field::Metric(value) => *value = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(*value),
-        }
-        Ok(())
-    }
-
-    fn setting(self, table: &'static str) -> Setting {
-        match self {
-            Field::Count(key, value, _) => Setting::new(table, key, *value as i64),
-            Field::Number(key, value, _) => Setting::new(table, key, shortest(*value)),
-            Field::Seed(value) => Setting::new(table, "seed", *value as i64),
-            Field::Metric(value) => Setting::new(table, "metric", name_of(value, &ERROR_METRICS)),
-        }
-    }
-}
-
-/// Sets `fields` to the values that `from` has.
-///
-/// # Errors
-/// A value that is not allowed.
-pub(crate) fn set(fields: Vec<Field<'_>>, from: Options<'_>) -> Result<(), OptionError> {
-    fields.into_iter().try_for_each(|field| field.set(from))
-}
-
-/// Returns `fields` as the settings of `table`.
-pub(crate) fn settings(table: &TableSpec, fields: Vec<Field<'_>>) -> Vec<Setting> {
-    fields.into_iter().map(|field| field.setting(table.name)).collect()
-}
-
 /// Behaviour of learned rounding for a gap in the calibration.
-pub(crate) fn lacking(lack: Lack) -> &'static str {
-    match lack {
-        Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-        Lack::Few => "learned rounding may overfit",
-        Lack::Channels => "their weights are rounded to nearest",
+pub(crate) fn on_gap(gap: CalibrationGap) -> &'static str {
+    match gap {
+        CalibrationGap::Tokens | CalibrationGap::AllChannels => "its layers are rounded to nearest",
+        CalibrationGap::Few => "learned rounding may overfit",
+        CalibrationGap::Channels => "their weights are rounded to nearest",
     }
 }
 
 /// Method that learns all weights of a decoder layer together. It is a [`Method`] by that.
-pub trait LearnsLayers: Copy + Debug + Send + Sync + 'static {
+pub trait LearnsLayers: Declared + Debug + Send + Sync + 'static {
     /// Parameters of a layer.
     type Layer: LearnedLayer + 'static;
 
-    /// Table of the options. Its name is that of the method.
-    const TABLE: &'static TableSpec;
+    /// Name of the method, and of the table of its options.
+    const NAME: &'static str;
 
     /// Reason why rotated inputs are refused.
     const NOT_ROTATED: &'static str;
 
-    /// Name in recipes, if the options have another than [`TABLE`](Self::TABLE).
+    /// Name in recipes, if the options have another than [`NAME`](Self::NAME).
     fn alias(&self) -> &'static str {
-        Self::TABLE.name
+        Self::NAME
     }
-
-    /// All options, in the order of reports.
-    fn fields(&mut self) -> Vec<Field<'_>>;
 
     /// Steps of a layer.
     fn steps(&self) -> Steps;
@@ -106,8 +55,8 @@ pub trait LearnsLayers: Copy + Debug + Send + Sync + 'static {
     fn layer(&self) -> Self::Layer;
 
     /// Behaviour for a gap in the calibration.
-    fn gap(lack: Lack) -> &'static str {
-        lacking(lack)
+    fn gap(gap: CalibrationGap) -> &'static str {
+        on_gap(gap)
     }
 
     /// Memory of one weight while it is learned.
@@ -125,7 +74,7 @@ pub trait LearnedLayer: Parameters {
 
 impl<M: LearnsLayers> Method for M {
     fn name(&self) -> &'static str {
-        M::TABLE.name
+        M::NAME
     }
 
     fn work(&self) -> Work<'_> {
@@ -136,17 +85,12 @@ impl<M: LearnsLayers> Method for M {
         self.alias()
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        std::slice::from_ref(M::TABLE)
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(M::NAME, self)]
     }
 
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        set(self.fields(), from)
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let mut options = *self;
-        settings(M::TABLE, options.fields())
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(M::NAME, self)]
     }
 
     fn needs(&self) -> Needs {
@@ -165,8 +109,8 @@ impl<M: LearnsLayers> Method for M {
         }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(M::gap(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(M::gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

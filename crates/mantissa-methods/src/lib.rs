@@ -23,8 +23,8 @@ pub mod orthogonal;
 pub mod source;
 
 // Layer: traits of methods, and the solvers that others build on.
+pub mod error_gate;
 pub mod gptq;
-pub mod judge;
 pub mod method;
 pub mod metric;
 pub mod reconstruction;

@@ -13,7 +13,7 @@ use mantissa_num::{Codes, Scheme};
 use crate::error::MethodError;
 use crate::gptq::{Drift, Hessian};
 use crate::metric::{ErrorMetric, Metric};
-use crate::options::{OptionError, Options, Setting, TableSpec};
+use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::solved::Solved;
 
 /// A post-training quantization method with its options.
@@ -29,28 +29,24 @@ pub trait Method: Debug + Send + Sync {
         self.work().scope()
     }
 
-    /// Name in recipes: that of the registry row with these options, if any, else [`name`](Self::name).
+    /// Name in recipes: the name of the registry row with these options, if any, else [`name`](Self::name).
     fn recipe_name(&self) -> &'static str {
         self.name()
     }
 
-    /// Tables of a recipe file that hold the method's options.
-    fn tables(&self) -> &'static [TableSpec] {
-        &[]
-    }
-
-    /// Sets the options that `options`, the content of `table`, names. The caller has refused unknown keys.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
-        let _ = (table, options);
-        Ok(())
-    }
-
-    /// All options as they are set; [`set`](Self::set) reads them back.
-    fn settings(&self) -> Vec<Setting> {
+    /// Options that recipe files set, by table.
+    fn tables(&self) -> Vec<Named<'_>> {
         Vec::new()
+    }
+
+    /// Same options, to be set.
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        Vec::new()
+    }
+
+    /// Returns all options as they are set.
+    fn settings(&self) -> Vec<OptionValue> {
+        options::settings(&self.tables())
     }
 
     /// Statistics and passes that the method needs.
@@ -101,9 +97,9 @@ pub trait Method: Debug + Send + Sync {
     }
 
     /// Behaviour for a gap in the calibration, for the coverage report; `None` if the method does not say.
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
         // A method without calibration reads the text to be compared with RTN, for nothing else.
-        let unread = matches!(self.work(), Work::Weight(_)) && lack == Lack::Tokens;
+        let unread = matches!(self.work(), Work::Weight(_)) && gap == CalibrationGap::Tokens;
         unread.then_some("its layers are not compared with RTN")
     }
 
@@ -220,7 +216,7 @@ pub enum Feature {
 
 /// Gap in the calibration of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lack {
+pub enum CalibrationGap {
     /// No token reached it.
     Tokens,
     /// All of its channels are zero in every token.
@@ -440,7 +436,7 @@ pub trait Block {
     /// Fails if the layer cannot be run.
     fn forward(&mut self, states: &mut [f32], lens: &[usize]) -> Result<(), MethodError>;
 
-    /// Computes the gradients of all weights from that of the last output.
+    /// Computes the gradients of all weights from the gradient of the last output.
     fn backward(&mut self, gradient: &[f32], lens: &[usize]);
 
     /// Gradient of weight `index`, after [`backward`](Self::backward).

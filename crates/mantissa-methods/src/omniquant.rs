@@ -20,10 +20,11 @@ use mantissa_kernels::{AdamDirection, kernels};
 use mantissa_num::Scheme;
 
 use crate::autoround::LearnedWeight;
-use crate::learned::{Field, LearnedLayer, LearnsLayers};
-use crate::method::{Block, Buffer, Extent, Lack};
-use crate::metric::ErrorMetric;
-use crate::options::{Key, TableSpec};
+use crate::learned::{LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, CalibrationGap, Extent};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options;
+use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
@@ -33,53 +34,28 @@ const WHOLE: f32 = 4.0;
 /// Logit of the factors of searched ranges before the first step: they can grow by 1 / σ(2) = 1.14.
 const SEARCHED: f32 = 2.0;
 
-const TABLE: TableSpec = TableSpec {
-    name: "omniquant",
-    keys: &[
-        Key { name: "iterations", help: "steps of each layer" },
-        Key { name: "rate", help: "learning rate of Adam" },
-        Key { name: "batch_tokens", help: "tokens of a step" },
-        Key { name: "seed", help: "seed of the order of the windows" },
-        Key { name: "metric", help: "metric of errors of a layer's output: mse, fisher" },
-    ],
-};
-
-/// OmniQuant's learnable weight clipping (arXiv 2308.13137).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OmniQuant {
-    /// Steps of each layer.
-    pub iterations: usize,
-    /// Learning rate of Adam.
-    pub rate: f32,
-    /// Tokens of a step: as many windows as hold them, at least one.
-    pub batch_tokens: usize,
-    /// Seed of the order of the windows, and of the targets that the Fisher information draws.
-    pub seed: u64,
-    /// Metric of the errors that are minimised.
-    pub metric: ErrorMetric,
-}
-
-impl Default for OmniQuant {
-    fn default() -> Self {
-        OmniQuant { iterations: 200, rate: 0.1, batch_tokens: 512, seed: 42, metric: ErrorMetric::Mse }
+options! {
+    /// OmniQuant's learnable weight clipping (arXiv 2308.13137).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct OmniQuant {
+        /// Steps of each layer.
+        iterations: usize = 200, Count(1_000_000);
+        /// Learning rate of Adam.
+        rate: f32 = 0.1, Number(1.0);
+        /// Tokens of a step: whole windows, at least one.
+        batch_tokens: usize = 512, Count(1 << 24);
+        /// Seed of the order of the windows, and of the targets sampled for the Fisher information.
+        seed: u64 = 42, Seed;
+        /// Metric of errors of a layer's output.
+        metric: ErrorMetric = ErrorMetric::Mse, OneOf(&ERROR_METRICS);
     }
 }
 
 impl LearnsLayers for OmniQuant {
     type Layer = Clipping;
 
-    const TABLE: &'static TableSpec = &TABLE;
+    const NAME: &'static str = "omniquant";
     const NOT_ROTATED: &'static str = "OmniQuant cannot rotate inputs while it learns";
-
-    fn fields(&mut self) -> Vec<Field<'_>> {
-        vec![
-            Field::Count("iterations", &mut self.iterations, 1_000_000),
-            Field::Number("rate", &mut self.rate, 1.0),
-            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
-            Field::Seed(&mut self.seed),
-            Field::Metric(&mut self.metric),
-        ]
-    }
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;
@@ -94,11 +70,13 @@ impl LearnsLayers for OmniQuant {
         Clipping { options: *self, weights: Vec::new() }
     }
 
-    fn gap(lack: Lack) -> &'static str {
-        match lack {
-            Lack::Tokens | Lack::AllChannels => "the ranges of its layers stay as they begin",
-            Lack::Few => "ranges are learned on less than they can fit",
-            Lack::Channels => "the ranges of their weights are learned from the other channels",
+    fn gap(gap: CalibrationGap) -> &'static str {
+        match gap {
+            CalibrationGap::Tokens | CalibrationGap::AllChannels => {
+                "the ranges of its layers stay as they begin"
+            }
+            CalibrationGap::Few => "ranges are learned on less than they can fit",
+            CalibrationGap::Channels => "the ranges of their weights are learned from the other channels",
         }
     }
 
@@ -188,7 +166,7 @@ impl ClippedWeight {
         clipped
     }
 
-    /// Sets the weight's ranges to those of the logits.
+    /// Sets the weight's ranges from the logits.
     fn put(&mut self, threads: usize) {
         let Clips { bounds, logits, .. } = &self.clips;
         let mut factors = logits.clone();
@@ -196,7 +174,7 @@ impl ClippedWeight {
         self.weight.set_clips(factors.as_chunks().0, threads);
     }
 
-    /// Takes a step of Adam along `factor` times `gradient`, that of the loss by the weight's values.
+    /// Takes a step of Adam along `factor` times `gradient` (∂loss/∂values of the weight).
     fn step(&mut self, gradient: &[f32], factor: f32, adam: &AdamDirection, threads: usize) {
         let gradients = self.weight.clip_gradients(gradient, threads);
         let Clips { bounds, logits, first, second } = &mut self.clips;
@@ -230,8 +208,6 @@ fn sigmoids(logits: &mut [f32]) -> &mut [f32] {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::Method;
-    use crate::options::Options;
     use crate::testing::learn_mlp as solve;
 
     const SCHEMES: [&str; 6] =
@@ -271,19 +247,5 @@ mod tests {
             let of = |threads| stored(solve(&options(), name, true, threads).1);
             assert!(of(1) == of(3), "{name}");
         }
-    }
-
-    #[test]
-    fn settings_read_back() {
-        let text = "iterations = 7\nrate = 0.125\nbatch_tokens = 99\nseed = 3\nmetric = \"fisher\"";
-        let mut set = OmniQuant::default();
-        set.set(TABLE.name, Options::new(&text.parse().unwrap())).unwrap();
-        let metric = ErrorMetric::Fisher;
-        assert_eq!(set, OmniQuant { iterations: 7, rate: 0.125, batch_tokens: 99, seed: 3, metric });
-        let keys =
-            set.settings().into_iter().map(|setting| (setting.key.to_owned(), setting.value)).collect();
-        let mut again = OmniQuant::default();
-        again.set(TABLE.name, Options::new(&keys)).unwrap();
-        assert_eq!(again, set);
     }
 }

@@ -36,7 +36,6 @@ use mantissa_num::{Codes, Format, Quantized, Rounding, Scheme};
 
 use self::solve::Problem;
 use crate::gptq::{GptqError, GptqOptions, Hessian, InverseFactor};
-use crate::metric::ErrorMetric;
 
 /// Standard deviation of the coded values by bits, relative to the code book's. At these values the trellis leaves
 /// the least share of a normal source's variance (.269, .069, .018, .0046 …). More bits reach further into the tails.
@@ -44,22 +43,6 @@ const SPREAD: [f32; 8] = [1.15, 0.97, 0.95, 0.94, 0.91, 0.86, 0.8, 0.75];
 
 /// λ as a fraction of the mean diagonal of the outputs' second moments.
 const OUTPUT_DAMP: f64 = 0.1;
-
-/// Options of QTIP.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QtipOptions {
-    /// Norm of errors of a layer's outputs: the outputs' factor of the Fisher information if the architecture has a
-    /// backward, or squared errors as published.
-    pub metric: ErrorMetric,
-    /// λ as a fraction of the mean diagonal of the Hessian. While H is singular, λ is multiplied by 10, up to 1.
-    pub damp: f64,
-}
-
-impl Default for QtipOptions {
-    fn default() -> Self {
-        QtipOptions { metric: ErrorMetric::Fisher, damp: 0.01 }
-    }
-}
 
 /// Quantized weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,12 +147,12 @@ impl RotatedInput {
     fn scales(&self, trellis: &Trellis, w: &[f32], rows: usize) -> Vec<f32> {
         let cols = self.signs.len();
         let shared = if trellis.channels { 1 } else { order(rows) };
-        let of_block = |block: &[f32]| {
+        let block_loss = |block: &[f32]| {
             let square = self.kernels.sum_squares_f64(block) / block.len().max(1) as f64;
             // A block of zeros needs a nonzero scale too.
             if square > 0.0 { square.sqrt() as f32 } else { 1.0 }
         };
-        w.chunks(shared * cols).flat_map(|block| std::iter::repeat_n(of_block(block), shared)).collect()
+        w.chunks(shared * cols).flat_map(|block| std::iter::repeat_n(block_loss(block), shared)).collect()
     }
 
     /// Rotated weight in units of the code book.

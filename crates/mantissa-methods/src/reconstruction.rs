@@ -35,8 +35,8 @@ pub struct Step {
     pub index: usize,
     /// Number of steps.
     pub count: usize,
-    /// Factor that scales the block's gradients to those of the mean error relative to the initial error; 0 if that
-    /// is 0.
+    /// Factor that turns the block's gradients into gradients of the mean error relative to the initial error; 0 if the
+    /// initial error is 0.
     pub relative: f32,
 }
 
@@ -84,7 +84,7 @@ pub fn learn(
         let batch = order.split_off(order.len() - each);
         layer.put(parameters, threads);
         let values = layer.gradients(&batch, run)?;
-        // The gradients are those of half the summed error.
+        // The block differentiates half the summed error.
         let relative = if before > 0.0 { (2.0 / (before * values as f64)) as f32 } else { 0.0 };
         parameters.step(&*layer.block, &Step { index, count: steps.count, relative }, threads);
         run.go_on()?;

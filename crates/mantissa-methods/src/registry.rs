@@ -13,7 +13,7 @@ use crate::gptq::Gptq;
 use crate::hqq::Hqq;
 use crate::method::Method;
 use crate::omniquant::OmniQuant;
-use crate::options::TableSpec;
+use crate::options::{TableSpec, spec};
 use crate::qtip::method::Qtip;
 use crate::rotate::Rotate;
 use crate::rtn::method::Rtn;
@@ -142,16 +142,19 @@ pub const TRANSFORMS: [RegisteredTransform; 4] = [
 
 /// Tables of recipe files that hold options of transforms, in the order of the rows.
 pub fn transform_tables() -> Vec<TableSpec> {
-    TRANSFORMS.iter().flat_map(|row| (row.new)().tables()).copied().collect()
+    let specs = |row: &RegisteredTransform| (row.new)().tables().into_iter().map(spec).collect::<Vec<_>>();
+    TRANSFORMS.iter().flat_map(specs).collect()
 }
 
 /// Tables of recipe files that hold options of methods, each once, in the order of the rows.
 pub fn tables() -> Vec<TableSpec> {
     let scheme = Scheme::int_symmetric(4, Blocks::Row);
     let mut tables: Vec<TableSpec> = Vec::new();
-    for table in METHODS.iter().flat_map(|row| (row.new)(&scheme).tables()) {
-        if tables.iter().all(|known| known.name != table.name) {
-            tables.push(*table);
+    for row in &METHODS {
+        for (name, options) in (row.new)(&scheme).tables() {
+            if tables.iter().all(|known| known.name != name) {
+                tables.push(spec((name, options)));
+            }
         }
     }
     tables

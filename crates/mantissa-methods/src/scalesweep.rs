@@ -18,7 +18,7 @@
 //!   (n - 1) / 4)`.
 //!
 //! For NVFP4 (n = 16, E4M3 scales) these bounds and an enumeration of the remaining E4M3 values leave the codes from
-//! 3 below to 7 above that of `M / 6`. For MXFP4 (n = 32, powers of two, not treated in the paper) the same
+//! 3 below to 7 above the code of `M / 6`. For MXFP4 (n = 32, powers of two, not treated in the paper) the same
 //! inequalities leave `0.67 a < s < 1.72 a`: the power of two at or above a, and the one below it.
 //!
 //! E4M3 scales end at 448. Blocks that need more, which the paper's proof excludes, take 448.
@@ -42,7 +42,7 @@ use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightT
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
-pub(crate) use columns::Choice;
+pub(crate) use columns::BlockScaleSearch;
 pub use columns::{SweepOptions, SweptGptq};
 
 /// Schemes that the sweep takes.
@@ -109,7 +109,7 @@ impl<'a> Scales<'a> {
         let mut codes = [0; VALUES];
         codes.iter_mut().zip(&elements).for_each(|(to, (_, code))| *to = *code);
         let highest = format.scale().map_or(0, |tree| highest(tree.code));
-        let of_scale = |scale: u32| {
+        let scale_levels = |scale: u32| {
             let decoder = format.decoder(scale, 0, outer);
             let mut levels = Levels { values: [0.0; VALUES], middles: [0.0; VALUES - 1] };
             for (to, (element, _)) in levels.values.iter_mut().zip(&elements) {
@@ -120,7 +120,7 @@ impl<'a> Scales<'a> {
             }
             levels
         };
-        Scales { scheme, outer, codes, levels: (0..=highest).map(of_scale).collect() }
+        Scales { scheme, outer, codes, levels: (0..=highest).map(scale_levels).collect() }
     }
 
     /// Values under the scale with code `scale`.
@@ -150,7 +150,7 @@ impl<'a> Scales<'a> {
         code.clamp(u32::from(!self.has_powers()), self.levels.len() as u32 - 1)
     }
 
-    /// Codes of the scales from `below` codes below to `above` codes above that of `amax / 6`.
+    /// Codes of the scales from `below` codes below to `above` codes above the code of `amax / 6`.
     pub(crate) fn around(&self, amax: f32, (below, above): (u32, u32)) -> RangeInclusive<u32> {
         let base = self.code_of(amax / E2M1.max());
         self.limited(base.saturating_sub(below))..=self.limited(base + above)

@@ -11,27 +11,37 @@
 //! At α = 1/2 both become about equally hard to quantize. The division is folded into the norm before the layer.
 
 use mantissa_kernels::kernels;
-use toml::Value;
 
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::options;
+use crate::options::{Accepts, Named, NamedMut, Number, Value};
 use crate::transform::{Change, Channels, ScaleChannels, Transform};
 
 /// The smallest magnitude of a column of the weight, and the smallest scale.
 const LEAST: f32 = 1e-5;
 
-/// Default migration strength α.
-pub const ALPHA: f32 = 0.5;
-
-/// Options of SmoothQuant.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SmoothOptions {
-    /// α, 0 to 1; `None` searches 0, 0.05, … per input for the least output error of its layers.
-    pub alpha: Option<f32>,
+options! {
+    /// SmoothQuant: scales down large channels of activations and scales up their weight columns.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Smooth {
+        /// Migration strength α; "search" tries 0, 0.05, … for each input and takes the least output error of its layers.
+        alpha: Option<f32> = Some(0.5), Alpha;
+    }
 }
 
-impl Default for SmoothOptions {
-    fn default() -> Self {
-        SmoothOptions { alpha: Some(ALPHA) }
+/// Numbers from 0 to 1, or "search", which is `None`.
+struct Alpha;
+
+impl Accepts<Option<f32>> for Alpha {
+    fn read(&self, value: &Value) -> Option<Option<f32>> {
+        if value.as_str() == Some("search") { Some(None) } else { Number(1.0).read(value).map(Some) }
+    }
+
+    fn print(&self, alpha: &Option<f32>) -> Option<Value> {
+        alpha.map_or(Some("search".into()), |alpha| Number(1.0).print(&alpha))
+    }
+
+    fn allowed(&self) -> String {
+        "a number from 0.0 to 1.0, or \"search\"".to_owned()
     }
 }
 
@@ -57,20 +67,8 @@ pub fn column_peaks(w: &[f32], all: &mut [f32]) {
     }
 }
 
-const TABLE: TableSpec = TableSpec {
-    name: "smooth",
-    keys: &[Key { name: "alpha", help: "migration strength α, 0.0 to 1.0, or \"search\"" }],
-};
-
 /// Steps of a search for α, from 0 to 1.
 const ALPHA_STEPS: u16 = 20;
-
-/// SmoothQuant: scales down large channels of activations and scales up their weight columns.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Smooth {
-    /// Options.
-    pub options: SmoothOptions,
-}
 
 impl Transform for Smooth {
     fn name(&self) -> &'static str {
@@ -81,25 +79,12 @@ impl Transform for Smooth {
         Change::Scales(self)
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(self.name(), self)]
     }
 
-    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
-        let alpha = |value: &Value| match value {
-            Value::String(text) if text == "search" => Some(None),
-            value => value.as_float().filter(|alpha| (0.0..=1.0).contains(alpha)).map(Some),
-        };
-        let allowed = || "a number from 0.0 to 1.0, or \"search\"".to_owned();
-        if let Some(alpha) = options.read("alpha", alpha, allowed)? {
-            self.options.alpha = alpha.map(|alpha| alpha as f32);
-        }
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let alpha = self.options.alpha.map_or(Value::from("search"), |alpha| shortest(alpha).into());
-        vec![Setting::new(TABLE.name, "alpha", alpha)]
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(self.name(), self)]
     }
 }
 
@@ -110,12 +95,12 @@ impl ScaleChannels for Smooth {
     }
 
     fn candidates(&self, channels: &Channels<'_>) -> Vec<Vec<f32>> {
-        let of_alpha = |alpha| scales(channels.peaks, channels.weights, alpha);
-        match self.options.alpha {
-            Some(alpha) => vec![of_alpha(alpha)],
+        let alpha_scales = |alpha| scales(channels.peaks, channels.weights, alpha);
+        match self.alpha {
+            Some(alpha) => vec![alpha_scales(alpha)],
             None => {
                 let steps = (0..=ALPHA_STEPS).map(|i| f32::from(i) / f32::from(ALPHA_STEPS));
-                std::iter::once(vec![1.0; channels.peaks.len()]).chain(steps.map(of_alpha)).collect()
+                std::iter::once(vec![1.0; channels.peaks.len()]).chain(steps.map(alpha_scales)).collect()
             }
         }
     }

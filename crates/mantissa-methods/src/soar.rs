@@ -32,9 +32,8 @@ use crate::clip::pieces;
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
-use crate::options::TableSpec;
 use crate::rtn::outer_scale_of;
-use crate::scalesweep::{Choice, Scales, SweepOptions, SweptGptq, amax, check_scheme, encode, refuses};
+use crate::scalesweep::{BlockScaleSearch, Scales, SweptGptq, amax, check_scheme, encode, refuses};
 use crate::solved::Solved;
 
 /// Maximum number of alternations between global and block scales.
@@ -163,9 +162,9 @@ impl SolveWeight for Soar {
 }
 
 /// GPTQ under SOAR's scales, which are chosen before the first column and fixed.
-static SCALES: Choice = Choice {
+static SCALES: BlockScaleSearch = BlockScaleSearch {
     names: ["soar-gptq", "soar-gptaq"],
-    table: TableSpec { name: "soar", keys: &SweepOptions::KEYS },
+    table: "soar",
     buffer: Some(|extent| {
         let turns = 3 * (extent.codes + extent.scales) + 4 * extent.weights();
         ("turns of the scales, and values", turns)

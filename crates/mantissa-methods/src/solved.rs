@@ -4,8 +4,8 @@ use mantissa_num::stored::Extra;
 use mantissa_num::{Quantized, StaticScale, TensorError};
 
 use crate::dequantize::dequantize_by_group;
+use crate::error_gate::Judgement;
 use crate::error_stats::ErrorStats;
-use crate::judge::Judgement;
 
 /// Quantized weight with its error and notes.
 #[derive(Clone, Debug)]

@@ -1,24 +1,9 @@
 //! SpinQuant (arXiv 2405.16406) as a transform of recipes. The pipeline learns the rotations and folds them into the model.
 
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
-use crate::rotate::{ONLINE, RESIDUAL, RotateOptions, SEED, VALUES};
+use crate::options;
+use crate::options::{Count, Named, NamedMut, Number, OneOf, Unset};
+use crate::rotate::RotateOptions;
 use crate::transform::{Change, Transform};
-
-/// Options of learned rotations.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SpinOptions {
-    /// Rotations, and seed of the initial signs.
-    pub rotate: RotateOptions,
-    /// Number of steps.
-    pub iterations: usize,
-    /// Root mean square of the rotation angles of the first step, in radians; decays linearly to 0.
-    pub rate: f32,
-    /// Tokens of a step: whole windows, at least one.
-    pub batch_tokens: usize,
-    /// Gradient of a step; `None` chooses by the scheme: ranges for per-token scales, ranges and errors for weights
-    /// with per-channel scales, errors for groups.
-    pub gradient: Option<Gradient>,
-}
 
 /// Gradient of the loss with respect to a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,42 +18,25 @@ pub enum Gradient {
 }
 
 /// Gradients by name.
-pub const GRADIENTS: [(&str, Gradient); 3] =
+const GRADIENTS: [(&str, Gradient); 3] =
     [("both", Gradient::Both), ("ranges", Gradient::Ranges), ("straight-through", Gradient::StraightThrough)];
 
-impl SpinOptions {
-    /// The defaults.
-    pub const DEFAULT: Self = SpinOptions {
-        rotate: RotateOptions::DEFAULT,
-        iterations: 100,
-        rate: 0.03,
-        batch_tokens: 2048,
-        gradient: None,
-    };
-}
-
-impl Default for SpinOptions {
-    fn default() -> Self {
-        Self::DEFAULT
+options! {
+    /// Options of learned rotations.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct SpinOptions {
+        ..rotate: RotateOptions, "Rotations, and seed of the initial signs.";
+        /// Number of steps.
+        iterations: usize = 100, Count(1_000_000);
+        /// Root mean square of the rotation angles of the first step, in radians; decays linearly to 0.
+        rate: f32 = 0.03, Number(1.0);
+        /// Tokens of a step: whole windows, at least one.
+        batch_tokens: usize = 2048, Count(1 << 24);
+        /// Gradient of a step. The default depends on the scheme: ranges for per-token scales, both for weights with
+        /// per-channel scales, straight-through for groups.
+        gradient: Option<Gradient> = None, Unset(OneOf(&GRADIENTS));
     }
 }
-
-const TABLE: TableSpec = TableSpec {
-    name: "spin",
-    keys: &[
-        RESIDUAL,
-        VALUES,
-        ONLINE,
-        SEED,
-        Key { name: "iterations", help: "number of steps" },
-        Key { name: "rate", help: "root mean square of the angles of the first step, in radians" },
-        Key { name: "batch_tokens", help: "tokens of a step" },
-        Key {
-            name: "gradient",
-            help: "gradient of a step: both, ranges, straight-through; the default depends on the scheme",
-        },
-    ],
-};
 
 /// SpinQuant: learned rotations, starting from QuaRot's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -86,34 +54,15 @@ impl Transform for Spin {
         Change::LearnedRotation(self.options)
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(self.name(), &self.options)]
     }
 
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        let options = &mut self.options;
-        options.rotate.set(from)?;
-        options.iterations = from.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
-        options.batch_tokens = from.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
-        options.rate = from.number("rate", 1.0)?.unwrap_or(options.rate);
-        options.gradient = from.one_of("gradient", &GRADIENTS)?.or(options.gradient);
-        Ok(())
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(self.name(), &mut self.options)]
     }
 
     fn fold_only(&mut self) {
         self.options.rotate.online = false;
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let SpinOptions { rotate, iterations, rate, batch_tokens, gradient } = self.options;
-        let mut settings = rotate.settings(TABLE.name);
-        settings.extend([
-            Setting::new(TABLE.name, "iterations", iterations as i64),
-            Setting::new(TABLE.name, "rate", shortest(rate)),
-            Setting::new(TABLE.name, "batch_tokens", batch_tokens as i64),
-        ]);
-        let gradient = gradient.map(|gradient| name_of(&gradient, &GRADIENTS));
-        settings.extend(gradient.map(|name| Setting::new(TABLE.name, "gradient", name)));
-        settings
     }
 }

@@ -16,30 +16,46 @@
 
 use mantissa_num::stored::Extra;
 use mantissa_num::{Quantized, Scheme, TensorError};
-use toml::Value;
 
 use crate::error::MethodError;
-use crate::gptq::method::{self, lacking, prepare};
+use crate::gptq::method::{self, on_gap, prepare};
 use crate::gptq::{GptqOptions, as_f16, check_scheme, count, largest, solve_bytes, sparse};
 use crate::method::{
-    Buffer, Extent, Feature, InputTask, Lack, Method, Phase, Prepared, SolveInput, Work, refused_by_most,
+    Buffer, CalibrationGap, Extent, Feature, InputTask, Method, Phase, Prepared, SolveInput, Work,
+    refused_by_most,
 };
-use crate::options::{Key, OptionError, Options, Setting, TableSpec};
+use crate::options;
+use crate::options::{Accepts, Named, NamedMut, Value};
 
 /// Largest share of outliers; beyond it, f16 values with columns take more than 8 bits per weight.
 pub const MOST_OUTLIERS: f64 = 0.2;
 
-/// Options of SpQR, in addition to [`GptqOptions`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SpqrOptions {
-    /// Share of a layer's weights stored as outliers, up to [`MOST_OUTLIERS`].
-    pub outliers: f64,
+/// Name in recipes, and of the table of its options.
+const NAME: &str = "spqr";
+
+options! {
+    /// Options of SpQR, in addition to [`GptqOptions`].
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct SpqrOptions {
+        /// Share of a layer's weights stored as outliers, in f16. The default is roughly the paper's.
+        outliers: f64 = 0.01, Outliers;
+    }
 }
 
-impl Default for SpqrOptions {
-    /// Roughly the paper's share.
-    fn default() -> Self {
-        SpqrOptions { outliers: 0.01 }
+/// Shares above 0, to [`MOST_OUTLIERS`].
+struct Outliers;
+
+impl Accepts<f64> for Outliers {
+    fn read(&self, value: &Value) -> Option<f64> {
+        value.as_float().filter(|share| *share > 0.0 && *share <= MOST_OUTLIERS)
+    }
+
+    fn print(&self, share: &f64) -> Option<Value> {
+        Some((*share).into())
+    }
+
+    fn allowed(&self) -> String {
+        format!("a share above 0.0, to {MOST_OUTLIERS}")
     }
 }
 
@@ -69,12 +85,6 @@ pub fn furthest(w: &[f32], q: &Quantized, count: usize) -> Result<Extra, TensorE
     Ok(sparse(&kept, q.cols, values.collect()))
 }
 
-/// SpQR's table.
-const TABLE: TableSpec = TableSpec {
-    name: "spqr",
-    keys: &[Key { name: "outliers", help: "share of the weights stored as outliers, in f16" }],
-};
-
 /// SpQR (arXiv 2306.03078): GPTQ with outliers stored in f16.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spqr {
@@ -86,30 +96,19 @@ pub struct Spqr {
 
 impl Method for Spqr {
     fn name(&self) -> &'static str {
-        "spqr"
+        NAME
     }
 
     fn work(&self) -> Work<'_> {
         Work::Input(self)
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[method::TABLE, TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(method::TABLE, &self.gptq), (NAME, &self.options)]
     }
 
-    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
-        if table != TABLE.name {
-            return self.gptq.set(options);
-        }
-        let share = |value: &Value| value.as_float().filter(|share| *share > 0.0 && *share <= MOST_OUTLIERS);
-        let share = options.read("outliers", share, || format!("a share above 0.0, to {MOST_OUTLIERS}"))?;
-        self.options.outliers = share.unwrap_or(self.options.outliers);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let own = Setting::new(TABLE.name, "outliers", self.options.outliers);
-        self.gptq.settings().into_iter().chain([own]).collect()
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(method::TABLE, &mut self.gptq), (NAME, &mut self.options)]
     }
 
     fn stored_scheme(&self, scheme: Scheme) -> Scheme {
@@ -134,8 +133,8 @@ impl Method for Spqr {
         self.options.count(rows, cols)
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -136,7 +136,7 @@ pub fn run_on<T>(
 }
 
 /// Learns the weights of an [`Mlp`] in the scheme `name`; gives the errors before and after, and the weights. Checks that
-/// the reported error and the dequantized values are those of the stored weights.
+/// the reported error and the dequantized values belong to the stored weights.
 #[allow(clippy::unwrap_used)]
 pub fn learn_mlp(
     method: &dyn SolveLayer,

@@ -3,8 +3,8 @@
 
 use std::fmt::Debug;
 
-use crate::method::Lack;
-use crate::options::{OptionError, Options, Setting, TableSpec};
+use crate::method::CalibrationGap;
+use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::rotate::RotateOptions;
 use crate::spin::SpinOptions;
 
@@ -16,27 +16,23 @@ pub trait Transform: Debug + Send + Sync {
     /// Change of the model.
     fn change(&self) -> Change<'_>;
 
-    /// Tables of a recipe file that hold the transform's options.
-    fn tables(&self) -> &'static [TableSpec] {
-        &[]
+    /// Options that recipe files set, by table.
+    fn tables(&self) -> Vec<Named<'_>> {
+        Vec::new()
     }
 
-    /// Sets the options that `options`, the content of `table`, names. The caller has refused unknown keys.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
-        let _ = (table, options);
-        Ok(())
+    /// Same options, to be set.
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        Vec::new()
+    }
+
+    /// Returns all options as they are set.
+    fn settings(&self) -> Vec<OptionValue> {
+        options::settings(&self.tables())
     }
 
     /// Leaves out the part that runs with the model, for methods that cannot run it; only changes of weights are left.
     fn fold_only(&mut self) {}
-
-    /// All options as they are set; [`set`](Self::set) reads them back.
-    fn settings(&self) -> Vec<Setting> {
-        Vec::new()
-    }
 
     /// True if the transform needs calibration text.
     fn needs_text(&self) -> bool {
@@ -53,12 +49,14 @@ pub trait Transform: Debug + Send + Sync {
     }
 
     /// Behaviour for a gap in the calibration, for the coverage report; `None` if the transform does not say.
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
         match self.change() {
-            Change::Scales(_) => Some(match lack {
-                Lack::Tokens => "its channels are not scaled",
-                Lack::Few => "scales are searched on these tokens",
-                Lack::AllChannels | Lack::Channels => "they are scaled as the smallest of the others",
+            Change::Scales(_) => Some(match gap {
+                CalibrationGap::Tokens => "its channels are not scaled",
+                CalibrationGap::Few => "scales are searched on these tokens",
+                CalibrationGap::AllChannels | CalibrationGap::Channels => {
+                    "they are scaled as the smallest of the others"
+                }
             }),
             _ => None,
         }

@@ -8,7 +8,7 @@ use crate::flow::LayerFlow;
 use crate::graph::LinearKind;
 use crate::linear::Linear;
 use crate::memory::{check_context, zeros};
-use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, MIN_ROWS, MlpRows};
+use crate::operators::{Activations, ExpertChoice, ExtraScratch, IndexRows, MIN_ROWS, MlpRows};
 use crate::program::Buffer;
 
 /// Tokens per pass through the MLP, whose inner activations are by far the widest.
@@ -67,7 +67,7 @@ pub struct Buffers {
     index_queries: Vec<f32>,
     index_keys: Vec<f32>,
     index_weights: Vec<f32>,
-    pub(crate) choices: Vec<Choice>,
+    pub(crate) choices: Vec<ExpertChoice>,
     pub(crate) chosen: Vec<u32>,
 }
 

@@ -14,7 +14,7 @@ use crate::error::{ForwardError, LoadError};
 use crate::flow::Sequences;
 use crate::kv::policy::KvPolicy;
 use crate::layer::Layer;
-use crate::linear::{Job, Linear, forward_fused};
+use crate::linear::{Linear, LinearMatmul, forward_fused};
 use crate::norm::Norm;
 use crate::operands::AttentionOperands;
 use crate::source::WeightSource;
@@ -279,7 +279,7 @@ impl Hidden<'_> {
         let d = self.decoder.config.hidden_size;
         let states = &self.states[rows.start * d..rows.end * d];
         let head = self.decoder.head.as_ref().unwrap_or(&self.decoder.embedding.table);
-        let job = Job { linear: head, out: &mut *out, accumulate: false };
+        let job = LinearMatmul { linear: head, out: &mut *out, accumulate: false };
         forward_fused([job], states, self.quantized, self.panel)?;
         self.decoder.config.finish_logits(out);
         Ok(())

@@ -14,7 +14,7 @@ use mantissa_kernels::kernels;
 use crate::config::{DenseMlp, LimitedSwiglu, ModelConfig, Routing, Scores, SharedExperts};
 use crate::error::ForwardError;
 use crate::mixer::softplus;
-use crate::operators::{Choice, Group, Job, MIN_ROWS, Operators};
+use crate::operators::{ExpertChoice, Group, MIN_ROWS, MatmulJob, Operators};
 use crate::program::Gating;
 use mantissa_arch::kinds::{LinearInput, LinearKind, VectorKind};
 
@@ -44,7 +44,7 @@ pub(crate) struct Experts {
 
 /// Rows of an expert.
 #[derive(Clone, Copy, Default)]
-struct Part {
+struct ExpertSpan {
     expert: u16,
     /// Tokens that chose it.
     tokens: usize,
@@ -54,19 +54,20 @@ struct Part {
 
 /// Some experts, one after another in the buffers.
 #[derive(Default)]
-struct Parts {
-    parts: [Part; TOGETHER],
+struct ExpertBatch {
+    parts: [ExpertSpan; TOGETHER],
     count: usize,
 }
 
-impl Parts {
+impl ExpertBatch {
     /// Takes the next experts off `choices`, which are sorted by expert, and returns their choices too. An expert has
     /// at least `least` rows, and all but a single one have together at most `most`.
-    fn take<'c>(choices: &mut &'c [Choice], least: usize, most: usize) -> (Self, &'c [Choice]) {
-        let mut taken = Parts::default();
+    fn take<'c>(choices: &mut &'c [ExpertChoice], least: usize, most: usize) -> (Self, &'c [ExpertChoice]) {
+        let mut taken = ExpertBatch::default();
         let (mut tokens, mut rows) = (0, 0);
         for chosen in choices.chunk_by(|a, b| a.expert == b.expert).take(TOGETHER) {
-            let part = Part { expert: chosen[0].expert, tokens: chosen.len(), rows: chosen.len().max(least) };
+            let part =
+                ExpertSpan { expert: chosen[0].expert, tokens: chosen.len(), rows: chosen.len().max(least) };
             if taken.count > 0 && rows + part.rows > most {
                 break;
             }
@@ -76,7 +77,7 @@ impl Parts {
         (taken, choices.split_off(..tokens).unwrap_or_default())
     }
 
-    fn each(&self) -> std::slice::Iter<'_, Part> {
+    fn each(&self) -> std::slice::Iter<'_, ExpertSpan> {
         self.parts[..self.count].iter()
     }
 
@@ -87,7 +88,7 @@ impl Parts {
 
     /// Copies the rows of `x` `[rows, width]` that chose each expert, multiplied by its weight if it `scales` them, and
     /// pads them with zeros.
-    fn gather(&self, chosen: &[Choice], x: &[f32], width: usize, scales: bool, gathered: &mut [f32]) {
+    fn gather(&self, chosen: &[ExpertChoice], x: &[f32], width: usize, scales: bool, gathered: &mut [f32]) {
         let (mut chosen, mut gathered) = (chosen, gathered);
         for part in self.each() {
             let chosen = chosen.split_off(..part.tokens).unwrap_or_default();
@@ -111,24 +112,25 @@ impl Parts {
         input: impl Fn(u16) -> LinearInput,
         x: &[f32],
         width: usize,
-        jobs: &mut [[Job<'_>; N]],
+        jobs: &mut [[MatmulJob<'_>; N]],
     ) -> Result<(), ForwardError> {
         let (mut x, mut jobs) = (x, jobs.iter_mut());
-        let mut groups: [Group<'_, '_>; TOGETHER] = self.parts.map(|Part { expert, tokens, rows }| Group {
-            input: input(expert),
-            x: x.split_off(..rows * width).unwrap_or_default(),
-            tokens,
-            jobs: jobs.next().map_or(&mut [], |jobs| jobs.as_mut_slice()),
-        });
+        let mut groups: [Group<'_, '_>; TOGETHER] =
+            self.parts.map(|ExpertSpan { expert, tokens, rows }| Group {
+                input: input(expert),
+                x: x.split_off(..rows * width).unwrap_or_default(),
+                tokens,
+                jobs: jobs.next().map_or(&mut [], |jobs| jobs.as_mut_slice()),
+            });
         operators.grouped(&mut groups[..self.count])
     }
 }
 
 /// Inputs of some experts.
 struct ExpertRows<'a> {
-    parts: &'a Parts,
+    parts: &'a ExpertBatch,
     /// Choices of the tokens, sorted by expert.
-    chosen: &'a [Choice],
+    chosen: &'a [ExpertChoice],
     /// `[rows, d]`.
     x: &'a [f32],
     d: usize,
@@ -147,11 +149,13 @@ impl ExpertRows<'_> {
         gathered: &mut [f32],
     ) -> Result<(), ForwardError> {
         let ExpertRows { parts, chosen, x, d, scales } = *self;
-        let mut jobs: [[Job<'_>; N]; TOGETHER] = parts.parts.map(|Part { expert, rows, .. }| {
-            let kinds = kinds(expert);
-            let mut outs = outs.iter_mut().map(|out| out.split_off_mut(..rows * width).unwrap_or_default());
-            kinds.map(|kind| Job { kind, out: outs.next().unwrap_or_default(), accumulate: false })
-        });
+        let mut jobs: [[MatmulJob<'_>; N]; TOGETHER] =
+            parts.parts.map(|ExpertSpan { expert, rows, .. }| {
+                let kinds = kinds(expert);
+                let mut outs =
+                    outs.iter_mut().map(|out| out.split_off_mut(..rows * width).unwrap_or_default());
+                kinds.map(|kind| MatmulJob { kind, out: outs.next().unwrap_or_default(), accumulate: false })
+            });
         let jobs = &mut jobs[..parts.count];
         if x.len() == d && !scales {
             // All read the only token.
@@ -200,7 +204,7 @@ impl Experts {
         operators: &dyn Operators,
         logits: &mut [f32],
         tokens: &[f32],
-        choices: &mut Vec<Choice>,
+        choices: &mut Vec<ExpertChoice>,
     ) {
         let correction = operators.vector(VectorKind::Correction);
         let by_token = operators.vector(VectorKind::TokenExperts);
@@ -229,7 +233,7 @@ impl Experts {
         &self,
         operators: &mut dyn Operators,
         (gating, threads): (Gating, usize),
-        choices: &[Choice],
+        choices: &[ExpertChoice],
         (x, sum): (&[f32], &mut [f32]),
         (hidden, mut buffers): (usize, ExpertBuffers<'_>),
     ) -> Result<(), ForwardError> {
@@ -238,7 +242,7 @@ impl Experts {
         let least = if x.len() / d >= MIN_ROWS { operators.least_rows() } else { 1 };
         let mut rest = choices;
         while !rest.is_empty() {
-            let (parts, chosen) = Parts::take(&mut rest, least, buffers.gathered.len() / hidden);
+            let (parts, chosen) = ExpertBatch::take(&mut rest, least, buffers.gathered.len() / hidden);
             let input = ExpertRows { parts: &parts, chosen, x, d, scales: self.scales_input };
             self.run_some(operators, (gating, threads), input, &mut buffers, sum)?;
         }
@@ -275,10 +279,11 @@ impl Experts {
             inner,
         );
         let mut out = &mut result[..rows * d];
-        let mut jobs: [[Job<'_>; 1]; TOGETHER] = parts.parts.map(|Part { expert, rows, .. }| {
-            let out = out.split_off_mut(..rows * d).unwrap_or_default();
-            [Job { kind: LinearKind::ExpertDown(expert), out, accumulate: false }]
-        });
+        let mut jobs: [[MatmulJob<'_>; 1]; TOGETHER] =
+            parts.parts.map(|ExpertSpan { expert, rows, .. }| {
+                let out = out.split_off_mut(..rows * d).unwrap_or_default();
+                [MatmulJob { kind: LinearKind::ExpertDown(expert), out, accumulate: false }]
+            });
         parts.run(operators, LinearInput::ExpertDown, inner, width, &mut jobs[..parts.count])?;
         let (mut chosen, mut result) = (chosen, &result[..rows * d]);
         for part in parts.each() {
@@ -304,7 +309,7 @@ fn route(
     logits: &mut [f32],
     correction: Option<&[f32]>,
     row: u32,
-    choices: &mut Vec<Choice>,
+    choices: &mut Vec<ExpertChoice>,
 ) {
     scores(routing, logits);
     let corrected = |e: usize| logits[e] + correction.map_or(0.0, |correction| correction[e]);
@@ -314,14 +319,14 @@ fn route(
     let first = choices.len();
     for _ in 0..per_token {
         let (groups, chosen) = choices[begin..].split_at(first - begin);
-        let has = |list: &[Choice], e: usize| list.iter().any(|choice| usize::from(choice.expert) == e);
+        let has = |list: &[ExpertChoice], e: usize| list.iter().any(|choice| usize::from(choice.expert) == e);
         let allowed = |e: &usize| each.is_none_or(|each| has(groups, e / each)) && !has(chosen, *e);
         let best = (0..logits.len()).filter(allowed).reduce(|best, e| {
             if corrected(e).total_cmp(&corrected(best)) == Ordering::Greater { e } else { best }
         });
         // There are no more experts than a u16 can count.
         let Some(expert) = best.and_then(|e| u16::try_from(e).ok()) else { break };
-        choices.push(Choice { expert, row, weight: logits[usize::from(expert)] });
+        choices.push(ExpertChoice { expert, row, weight: logits[usize::from(expert)] });
     }
     choices.drain(begin..first);
     weigh(routing, &mut choices[begin..]);
@@ -345,11 +350,11 @@ fn route_by_token(
     listed: &[f32],
     logits: &mut [f32],
     row: u32,
-    choices: &mut Vec<Choice>,
+    choices: &mut Vec<ExpertChoice>,
 ) {
     scores(routing, logits);
     let begin = choices.len();
-    choices.extend(listed.iter().map(|expert| Choice {
+    choices.extend(listed.iter().map(|expert| ExpertChoice {
         expert: *expert as u16,
         row,
         weight: logits[*expert as usize],
@@ -358,7 +363,7 @@ fn route_by_token(
 }
 
 /// Turns the scores of the chosen experts of one token into weights.
-fn weigh(routing: &Routing, chosen: &mut [Choice]) {
+fn weigh(routing: &Routing, chosen: &mut [ExpertChoice]) {
     if routing.scores == Scores::SoftmaxOfChosen {
         let max = chosen.iter().fold(f32::NEG_INFINITY, |max, choice| max.max(choice.weight));
         for choice in &mut *chosen {
@@ -378,11 +383,11 @@ fn weigh(routing: &Routing, chosen: &mut [Choice]) {
 }
 
 /// Appends the experts that are not among `choices[begin..]`, the choices of one token, with weight 0.
-fn choose_others(count: usize, row: u32, begin: usize, choices: &mut Vec<Choice>) {
+fn choose_others(count: usize, row: u32, begin: usize, choices: &mut Vec<ExpertChoice>) {
     let end = choices.len();
     for expert in (0..count).filter_map(|e| u16::try_from(e).ok()) {
         if choices[begin..end].iter().all(|choice| choice.expert != expert) {
-            choices.push(Choice { expert, row, weight: 0.0 });
+            choices.push(ExpertChoice { expert, row, weight: 0.0 });
         }
     }
 }
@@ -393,7 +398,7 @@ fn choose_others(count: usize, row: u32, begin: usize, choices: &mut Vec<Choice>
 /// With scores s and weights `w = scale · s / Σ s` of the chosen (or `scale · s`): `ds = scale · dw / Σ s - Σ w dw / Σ s`
 /// of the chosen, then the derivative of softmax, `dl = s (ds - Σ s ds)`, of the sigmoid, `dl = s (1 - s) ds`, or of the
 /// root of softplus, `dl = sigmoid(l) ds / 2s`.
-pub fn route_backward(routing: &Routing, logits: &mut [f32], chosen: &[Choice], gradients: &[f32]) {
+pub fn route_backward(routing: &Routing, logits: &mut [f32], chosen: &[ExpertChoice], gradients: &[f32]) {
     let scores = logits;
     self::scores(routing, scores);
     if routing.scores == Scores::SoftmaxOfChosen {
@@ -405,7 +410,7 @@ pub fn route_backward(routing: &Routing, logits: &mut [f32], chosen: &[Choice], 
         }
         return;
     }
-    let score = |choice: &Choice| scores[usize::from(choice.expert)];
+    let score = |choice: &ExpertChoice| scores[usize::from(choice.expert)];
     let (mut sum, mut along) = (1.0, 0.0);
     if routing.normalize {
         sum = chosen.iter().map(score).sum();
@@ -432,7 +437,7 @@ fn push_groups(
     experts: usize,
     score: impl Fn(usize) -> f32,
     row: u32,
-    choices: &mut Vec<Choice>,
+    choices: &mut Vec<ExpertChoice>,
 ) -> Option<usize> {
     let groups = routing.groups?;
     let each = experts / groups.count;
@@ -450,7 +455,7 @@ fn push_groups(
     let begin = choices.len();
     // There are no more groups than experts, which a u16 counts.
     let all = (0..groups.count).filter_map(|group| Some((group, u16::try_from(group).ok()?)));
-    choices.extend(all.map(|(group, expert)| Choice { expert, row, weight: worth(group) }));
+    choices.extend(all.map(|(group, expert)| ExpertChoice { expert, row, weight: worth(group) }));
     choices[begin..].sort_unstable_by(|a, b| b.weight.total_cmp(&a.weight).then(a.expert.cmp(&b.expert)));
     choices.truncate(begin + groups.chosen);
     Some(each)

@@ -22,7 +22,7 @@ pub use crate::attention::Attention;
 pub use crate::experts::{route_backward, sigmoid};
 pub use crate::indexer::IndexerFlow;
 pub use crate::operators::{
-    Activations, Choice, ExtraScratch, Group, IndexRows, Job, LatentTokens, MIN_ROWS, MlpRows, Operators,
-    Sequences,
+    Activations, ExpertChoice, ExtraScratch, Group, IndexRows, LatentTokens, MIN_ROWS, MatmulJob, MlpRows,
+    Operators, Sequences,
 };
 pub use crate::program::{Buffer, Op, Program, View};

@@ -12,7 +12,7 @@ pub(crate) mod stored;
 
 pub use self::codec::{HeadElement, HeadScale};
 pub use self::policy::{KvParseError, KvPolicy};
-pub use self::quantizer::{KvQuantizer, Parts};
+pub use self::quantizer::{KvQuantizer, KvStorage};
 pub use self::scheme::KvScheme;
 pub use self::side::Side;
 pub use self::stored::{CacheInF32, check_kv_levels};

@@ -17,7 +17,7 @@ use crate::graph::{LinearInfo, LinearInput, LinearKind, NormKind, SideInfo, Side
 use crate::kv::policy::KvPolicy;
 use crate::kv::quantizer::KvQuantizer;
 use crate::kv::stored;
-use crate::linear::{Job, Linear, forward_fused};
+use crate::linear::{Linear, LinearMatmul, forward_fused};
 use crate::norm::Norm;
 use crate::operands::OperandRounding;
 use crate::products::Products;
@@ -394,7 +394,7 @@ impl Operators for Evaluate<'_, '_> {
         input: LinearInput,
         x: &[f32],
         tokens: usize,
-        jobs: &mut [flow::Job<'_>],
+        jobs: &mut [flow::MatmulJob<'_>],
     ) -> Result<(), ForwardError> {
         // The flow asks only for layers in the config, and those were loaded.
         let first = jobs.first().and_then(|job| self.layer.linear(job.kind));
@@ -410,7 +410,7 @@ impl Operators for Evaluate<'_, '_> {
         }
         let jobs = jobs.iter_mut().filter_map(|job| {
             let linear = self.layer.linear(job.kind)?;
-            Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
+            Some(LinearMatmul { linear, out: &mut *job.out, accumulate: job.accumulate })
         });
         forward_fused(jobs, x, self.quantized, self.panel)
     }

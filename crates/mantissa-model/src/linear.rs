@@ -325,7 +325,7 @@ impl Linear {
 }
 
 /// One linear layer of [`forward_fused`].
-pub(crate) struct Job<'a> {
+pub(crate) struct LinearMatmul<'a> {
     pub(crate) linear: &'a Linear,
     pub(crate) out: &'a mut [f32],
     pub(crate) accumulate: bool,
@@ -334,7 +334,7 @@ pub(crate) struct Job<'a> {
 /// Runs linear layers that read the same input `x`. The input is transformed and quantized into `quantized` (at least
 /// `x.len()`) if needed, once for consecutive layers with the same transform and quantizer.
 pub(crate) fn forward_fused<'a>(
-    jobs: impl IntoIterator<Item = Job<'a>>,
+    jobs: impl IntoIterator<Item = LinearMatmul<'a>>,
     x: &[f32],
     quantized: &mut [f32],
     scratch: &mut [f32],
@@ -345,7 +345,7 @@ pub(crate) fn forward_fused<'a>(
         move |error| ForwardError::Input { module, error }
     };
     let mut held: Option<&Linear> = None;
-    for Job { linear, out, accumulate } in jobs {
+    for LinearMatmul { linear, out, accumulate } in jobs {
         if linear.rows == 0
             || linear.cols == 0
             || (linear.input.is_none() && linear.transforms.before.is_empty())

@@ -41,7 +41,7 @@ impl<'a> Sequences<'a> {
 
 /// One linear layer of a call to [`Operators::linears`].
 #[derive(Debug)]
-pub struct Job<'a> {
+pub struct MatmulJob<'a> {
     /// The linear layer.
     pub kind: LinearKind,
     /// Output, `[rows, out]`.
@@ -60,7 +60,7 @@ pub struct Group<'g, 'a> {
     /// Rows that are not padding.
     pub tokens: usize,
     /// Linear layers.
-    pub jobs: &'g mut [Job<'a>],
+    pub jobs: &'g mut [MatmulJob<'a>],
 }
 
 /// Operators of one layer, provided by whoever holds its weights.
@@ -78,7 +78,7 @@ pub trait Operators {
         input: LinearInput,
         x: &[f32],
         tokens: usize,
-        jobs: &mut [Job<'_>],
+        jobs: &mut [MatmulJob<'_>],
     ) -> Result<(), ForwardError>;
 
     /// Runs linear layers of several inputs, such as those of a mixture's experts with the tokens routed to each.
@@ -201,14 +201,14 @@ pub struct ExtraScratch<'a> {
     /// Weighted sum of all experts, `[rows of a part, hidden]`.
     pub sum: &'a mut [f32],
     /// Routing of tokens to experts.
-    pub choices: &'a mut Vec<Choice>,
+    pub choices: &'a mut Vec<ExpertChoice>,
     /// Rows of an indexer.
     pub index: IndexRows<'a>,
 }
 
 /// Routing of one token to one expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub struct ExpertChoice {
     /// The expert.
     pub expert: u16,
     /// Row of the token within its part.

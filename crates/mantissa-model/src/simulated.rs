@@ -59,7 +59,7 @@ mod tests {
     use mantissa_store::convention::{LinearWeight, Weight};
 
     use super::*;
-    use crate::linear::{Job, Linear, forward_fused};
+    use crate::linear::{Linear, LinearMatmul, forward_fused};
 
     fn wave(n: usize, phase: f32) -> Vec<f32> {
         (0..n).map(|i| (i as f32 * 0.517 + phase).sin() + 0.5).collect()
@@ -79,7 +79,7 @@ mod tests {
     fn run(linear: &Linear, x: &[f32], accumulate: bool) -> Vec<f32> {
         let mut out = vec![0.25; x.len() / linear.cols() * linear.rows()];
         let mut scratch = vec![0.0; Linear::scratch_len(linear.rows(), linear.cols())];
-        let job = Job { linear, out: &mut out, accumulate };
+        let job = LinearMatmul { linear, out: &mut out, accumulate };
         forward_fused([job], x, &mut vec![0.0; x.len()], &mut scratch).unwrap();
         out
     }

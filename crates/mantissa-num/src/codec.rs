@@ -20,7 +20,7 @@ mod table;
 mod ternary;
 
 pub use coder::encode_with;
-pub use integers::{BlockIntegers, Integers, Part};
+pub use integers::{BlockIntegers, Integers, ScaleStorage};
 pub use nibbles::Nibbles;
 
 use crate::minifloat::{F16, f16_bits};

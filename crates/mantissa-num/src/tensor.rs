@@ -71,7 +71,7 @@ pub fn quantize(
         let codes = Codes::Packed(encode_blocks(codec, x, rows, cols)?);
         return Ok(Quantized { codes, ..Quantized::empty(scheme.format.clone(), rows, cols) });
     }
-    let plan = Plan::new(scheme, x, rows, cols, given)?;
+    let plan = BlockParameters::new(scheme, x, rows, cols, given)?;
     let format = &scheme.format;
     let mut q = Quantized::empty(format.clone(), rows, cols);
     plan.for_each(|i, block| q.codes.push(scheme.encode(x[i], block, given.first_index + i as u64)));
@@ -144,7 +144,7 @@ pub fn fake_quantize(
         codec.decode(&blocks, x);
         return Ok(());
     }
-    let plan = Plan::new(scheme, x, rows, cols, given)?;
+    let plan = BlockParameters::new(scheme, x, rows, cols, given)?;
     let format = &scheme.format;
     let decoders: Vec<_> = (0..plan.blocks.len()).map(|i| plan.decoder(format, i)).collect();
     plan.for_each_block(|i, b| {
@@ -316,7 +316,7 @@ pub fn code_unit(format: &Format) -> usize {
 }
 
 /// The parameters of every block of a tensor.
-struct Plan {
+struct BlockParameters {
     geometry: Blocks,
     rows: usize,
     cols: usize,
@@ -325,7 +325,7 @@ struct Plan {
     nested: Option<ScaleLevel>,
 }
 
-impl Plan {
+impl BlockParameters {
     fn new(scheme: &Scheme, x: &[f32], rows: usize, cols: usize, given: Given) -> Result<Self, TensorError> {
         check_length(x, rows, cols)?;
         if scheme.format.trellis().is_some() {
@@ -353,7 +353,7 @@ impl Plan {
             }
             None => ranges.iter().map(|&range| scheme.block(range, range.count < full, outer)).collect(),
         };
-        let mut plan = Plan { geometry, rows, cols, blocks, outer, nested: None };
+        let mut plan = BlockParameters { geometry, rows, cols, blocks, outer, nested: None };
         if scheme.encoder.rule == Rule::FourOverSix {
             plan.choose_by_values(scheme, x);
         }

@@ -1,6 +1,6 @@
 //! Answers to the field's standing questions, with the figures of a model and a device.
 //!
-//! A [`Topic`] is data: a question, the function that computes its answer from a [`Scene`], and the command that measures
+//! A [`Topic`] is data: a question, the function that computes its answer from a [`Deployment`], and the command that measures
 //! what the answer claims. Figures come from the other modules of this crate and from `mantissa_num`; measured ones name
 //! their page.
 
@@ -18,7 +18,7 @@ use serde::Serialize;
 pub use corrections::{CORRECTIONS, Correction, Figure};
 pub use measures::{accumulator_error, sqnr};
 pub use number::{Anatomy, AnatomyError, anatomy};
-pub use topic::{Scene, Topic};
+pub use topic::{Deployment, Topic};
 
 /// Answer of a topic.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,12 +47,12 @@ impl Topic {
     }
 
     /// Answers for a model, a device and a load; `model` is the model as a user types it.
-    pub fn explain(&self, scene: &Scene<'_>, model: &str) -> Explained {
+    pub fn explain(&self, deployment: &Deployment<'_>, model: &str) -> Explained {
         let corrections = self.corrections.iter().filter_map(|id| corrections::by_id(*id));
         Explained {
             topic: self.name,
             question: self.question,
-            answer: (self.answer)(scene),
+            answer: (self.answer)(deployment),
             corrections: corrections.map(|c| format!("not \"{}\", but {}", c.said, c.right)).collect(),
             measure: self.measure.replace("MODEL", model),
         }
@@ -113,8 +113,8 @@ mod tests {
                 memory: None,
             };
             for topic in topics() {
-                let scene = Scene { shape: &shape, device: &device, load: &load };
-                let found = topic.explain(&scene, "demo");
+                let deployment = Deployment { shape: &shape, device: &device, load: &load };
+                let found = topic.explain(&deployment, "demo");
                 let text = found.answer.join("\n");
                 assert!(
                     found.answer.len() >= 2 && text.contains(|c: char| c.is_ascii_digit()),

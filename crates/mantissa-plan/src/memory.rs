@@ -57,8 +57,8 @@ pub fn activation_bytes(shape: &ModelShape, context: u64, batch: u64) -> f64 {
     let chunk = CHUNK.min(context * batch.max(1)) as f64;
     // Residual stream, its normed copy, q, k, v, attended values; gate, up and their product: 2 bytes each.
     let widest = shape.caches.iter().map(|c| c.queries + c.keys + c.values + c.attended).max().unwrap_or(0);
-    let of_token = 2.0 * (2 * shape.hidden + 3 * shape.inner) as f64 + 2.0 * widest as f64;
-    chunk * of_token + 4.0 * (shape.vocab * batch.max(1)) as f64
+    let token_bytes = 2.0 * (2 * shape.hidden + 3 * shape.inner) as f64 + 2.0 * widest as f64;
+    chunk * token_bytes + 4.0 * (shape.vocab * batch.max(1)) as f64
 }
 
 /// Bytes of inference with `batch` sequences of `context` tokens.

@@ -12,7 +12,7 @@ pub use families::{Dims, FAMILIES, Family, Latent, Mixture};
 /// Part of a decoder layer that a matrix belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum ModelPart {
     /// Projections of the attention.
     Attention,
     /// Dense MLP, or experts that every token passes through.
@@ -27,7 +27,7 @@ pub enum Part {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrices {
     /// Part of the layer.
-    pub part: Part,
+    pub part: ModelPart,
     /// Output features.
     pub rows: usize,
     /// Input features.
@@ -184,27 +184,27 @@ impl ModelShape {
         };
         match dims.latent {
             None => {
-                push(Part::Attention, heads * head_dim, hidden, every, every);
-                push(Part::Attention, kv_heads * head_dim, hidden, 2 * every, 2 * every);
-                push(Part::Attention, hidden, heads * head_dim, every, every);
+                push(ModelPart::Attention, heads * head_dim, hidden, every, every);
+                push(ModelPart::Attention, kv_heads * head_dim, hidden, 2 * every, 2 * every);
+                push(ModelPart::Attention, hidden, heads * head_dim, every, every);
             }
             Some(Latent { queries, keys, rotated, unrotated, value }) => {
-                push(Part::Attention, queries, hidden, every, every);
-                push(Part::Attention, heads * (rotated + unrotated), queries, every, every);
-                push(Part::Attention, keys + rotated, hidden, every, every);
-                push(Part::Attention, heads * (unrotated + value), keys, every, every);
-                push(Part::Attention, hidden, heads * value, every, every);
+                push(ModelPart::Attention, queries, hidden, every, every);
+                push(ModelPart::Attention, heads * (rotated + unrotated), queries, every, every);
+                push(ModelPart::Attention, keys + rotated, hidden, every, every);
+                push(ModelPart::Attention, heads * (unrotated + value), keys, every, every);
+                push(ModelPart::Attention, hidden, heads * value, every, every);
             }
         }
         let mixed = dims.mixture.map_or(0, |mixture| every - mixture.dense_layers);
         let dense = every - mixed;
-        push(Part::Mlp, ffn, hidden, 2 * dense, 2 * dense);
-        push(Part::Mlp, hidden, ffn, dense, dense);
+        push(ModelPart::Mlp, ffn, hidden, 2 * dense, 2 * dense);
+        push(ModelPart::Mlp, hidden, ffn, dense, dense);
         if let Some(Mixture { experts, per_token, width, shared, .. }) = dims.mixture {
-            push(Part::Experts, width, hidden, 2 * mixed * experts, 2 * mixed * per_token);
-            push(Part::Experts, hidden, width, mixed * experts, mixed * per_token);
-            push(Part::Mlp, shared, hidden, 2 * mixed, 2 * mixed);
-            push(Part::Mlp, hidden, shared, mixed, mixed);
+            push(ModelPart::Experts, width, hidden, 2 * mixed * experts, 2 * mixed * per_token);
+            push(ModelPart::Experts, hidden, width, mixed * experts, mixed * per_token);
+            push(ModelPart::Mlp, shared, hidden, 2 * mixed, 2 * mixed);
+            push(ModelPart::Mlp, hidden, shared, mixed, mixed);
         }
         matrices.retain(|m| m.count > 0 && m.rows * m.cols > 0);
         let biases = if dims.qkv_bias { every * ((heads + 2 * kv_heads) * head_dim) as u64 } else { 0 };
@@ -253,8 +253,8 @@ impl ModelShape {
         let far = |a: f64, b: f64| (a / b).ln().abs();
         let distance = |family: &&Family| {
             let shape = Self::of_dims(family.name, &family.dims);
-            let of_active = active.map_or(0.0, |active| far(active, shape.active_parameters() as f64));
-            far(total, shape.parameters() as f64) + of_active
+            let active_distance = active.map_or(0.0, |active| far(active, shape.active_parameters() as f64));
+            far(total, shape.parameters() as f64) + active_distance
         };
         let fitting = FAMILIES.iter().filter(|family| family.dims.mixture.is_some() == active.is_some());
         let nearest = fitting.min_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn experts_are_read_by_more_tokens() {
-        let experts = Matrices { part: Part::Experts, rows: 8, cols: 8, count: 128, active: 8 };
+        let experts = Matrices { part: ModelPart::Experts, rows: 8, cols: 8, count: 128, active: 8 };
         assert!((experts.read_by(1.0) - 0.0625).abs() < 1e-12);
         assert!((experts.read_by(64.0) - 0.9839).abs() < 1e-3);
         let dense = Matrices { active: 128, ..experts };

@@ -10,7 +10,7 @@ use crate::shape::ModelShape;
 
 /// Bytes per parameter of a training recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Recipe {
+pub struct TrainingRecipe {
     /// Name.
     pub name: &'static str,
     /// Description.
@@ -43,8 +43,19 @@ const fn recipe(
     policy: Option<&'static str>,
     [weights, copies, gradients, optimizer_gradients, master, moments]: [f64; 6],
     source: &'static str,
-) -> Recipe {
-    Recipe { name, about, policy, weights, copies, gradients, optimizer_gradients, master, moments, source }
+) -> TrainingRecipe {
+    TrainingRecipe {
+        name,
+        about,
+        policy,
+        weights,
+        copies,
+        gradients,
+        optimizer_gradients,
+        master,
+        moments,
+        source,
+    }
 }
 
 /// Bytes of two moments of 8 bits in blocks of 256 with f32 scales.
@@ -53,7 +64,7 @@ const ADAM8: f64 = 2.0 + 2.0 * 4.0 / 256.0;
 const ADAM4: f64 = 1.0 + 2.0 * 4.0 / 128.0;
 
 /// Every recipe.
-pub const RECIPES: [Recipe; 20] = [
+pub const RECIPES: [TrainingRecipe; 20] = [
     recipe("fp32", "f32 weights and Adam", Some("fp32"), [4.0, 0.0, 4.0, 0.0, 0.0, 8.0], ZERO),
     recipe(
         "bf16",
@@ -199,7 +210,7 @@ impl Zero {
     }
 }
 
-impl Recipe {
+impl TrainingRecipe {
     /// Finds a recipe by name or policy, in any case.
     pub fn named(name: &str) -> Option<Self> {
         let is = |known: &str| known.eq_ignore_ascii_case(name);
@@ -338,7 +349,7 @@ pub fn adapter_parameters(shape: &ModelShape, rank: u64) -> u64 {
 }
 
 /// Bytes of training on one device.
-pub fn training(shape: &ModelShape, recipe: &Recipe, trained: Trained, run: &Run) -> Training {
+pub fn training(shape: &ModelShape, recipe: &TrainingRecipe, trained: Trained, run: &Run) -> Training {
     let stored = activations(shape, run.sequence, run.batch, run.recompute);
     let logits = logit_bytes(shape) * (run.sequence * run.batch) as f64;
     let (parameters, frozen, state) = match trained {

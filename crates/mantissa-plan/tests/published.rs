@@ -4,15 +4,15 @@
 use mantissa_plan::hardware::{Device, Unit};
 use mantissa_plan::shape::ModelShape;
 use mantissa_plan::training::{
-    RECIPES, Recipe, Recompute, Run, Trained, Zero, activations, frozen_bytes, gpt_layer_activations,
+    RECIPES, Recompute, Run, Trained, TrainingRecipe, Zero, activations, frozen_bytes, gpt_layer_activations,
     layer_activations, logit_bytes, training,
 };
 
 const LLAMA_2_7B: f64 = 6_738_415_616.0;
 const GIB: f64 = (1u64 << 30) as f64;
 
-fn recipe(name: &str) -> Recipe {
-    Recipe::named(name).unwrap()
+fn recipe(name: &str) -> TrainingRecipe {
+    TrainingRecipe::named(name).unwrap()
 }
 
 fn shape(name: &str) -> ModelShape {

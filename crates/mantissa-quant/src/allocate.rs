@@ -13,7 +13,7 @@
 
 /// One way to store a unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub struct StorageOption {
     /// Size in bits, including scales and zero points.
     pub size: u64,
     /// Cost in any additive unit; finite.
@@ -71,17 +71,21 @@ struct State {
 ///
 /// # Errors
 /// [`AllocateError`].
-pub fn allocate(units: &[Vec<Choice>], budget: u64) -> Result<Allocation, AllocateError> {
+pub fn allocate(units: &[Vec<StorageOption>], budget: u64) -> Result<Allocation, AllocateError> {
     allocate_within(units, budget, MOST)
 }
 
-fn allocate_within(units: &[Vec<Choice>], budget: u64, most: usize) -> Result<Allocation, AllocateError> {
+fn allocate_within(
+    units: &[Vec<StorageOption>],
+    budget: u64,
+    most: usize,
+) -> Result<Allocation, AllocateError> {
     if let Some(unit) =
         units.iter().position(|choices| choices.is_empty() || choices.iter().any(|c| !c.cost.is_finite()))
     {
         return Err(AllocateError::Unit { unit });
     }
-    let smallest = |choices: &Vec<Choice>| choices.iter().map(|c| c.size).min().unwrap_or(0);
+    let smallest = |choices: &Vec<StorageOption>| choices.iter().map(|c| c.size).min().unwrap_or(0);
     let least = units.iter().map(smallest).fold(0u64, u64::saturating_add);
     if least > budget {
         return Err(AllocateError::Budget { budget, least });
@@ -133,14 +137,14 @@ fn allocate_within(units: &[Vec<Choice>], budget: u64, most: usize) -> Result<Al
 
 /// Solves the linear relaxation greedily. Returns the price of a bit at which the budget is met, and the allocation
 /// without the last, fractional step.
-fn relaxed(units: &[Vec<Choice>], budget: u64) -> (f64, Allocation) {
+fn relaxed(units: &[Vec<StorageOption>], budget: u64) -> (f64, Allocation) {
     let mut choices = Vec::with_capacity(units.len());
     let mut steps = Vec::new();
-    for (unit, of_unit) in units.iter().enumerate() {
-        let hull = hull(of_unit);
+    for (unit, options) in units.iter().enumerate() {
+        let hull = hull(options);
         choices.push(hull[0]);
         for pair in hull.windows(2) {
-            let (from, to) = (of_unit[pair[0]], of_unit[pair[1]]);
+            let (from, to) = (options[pair[0]], options[pair[1]]);
             steps.push(((from.cost - to.cost) / (to.size - from.size) as f64, unit, pair[1]));
         }
     }
@@ -161,7 +165,7 @@ fn relaxed(units: &[Vec<Choice>], budget: u64) -> (f64, Allocation) {
 }
 
 /// Returns the choices on the lower convex hull of cost over size, from the smallest to the cheapest.
-fn hull(choices: &[Choice]) -> Vec<usize> {
+fn hull(choices: &[StorageOption]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by(|&a, &b| {
         choices[a].size.cmp(&choices[b].size).then(choices[a].cost.total_cmp(&choices[b].cost))
@@ -174,7 +178,8 @@ fn hull(choices: &[Choice]) -> Vec<usize> {
         }
         while let [.., a, b] = hull[..] {
             let (a, b) = (choices[a], choices[b]);
-            let slope = |from: Choice, to: Choice| (from.cost - to.cost) / (to.size - from.size) as f64;
+            let slope =
+                |from: StorageOption, to: StorageOption| (from.cost - to.cost) / (to.size - from.size) as f64;
             if slope(a, b) > slope(a, c) {
                 break;
             }
@@ -203,7 +208,7 @@ fn best(states: &[State]) -> Option<usize> {
 }
 
 /// Traces the choices that led to a state of the last level.
-fn trace(levels: &[Vec<State>], last: &[State], at: usize, units: &[Vec<Choice>]) -> Allocation {
+fn trace(levels: &[Vec<State>], last: &[State], at: usize, units: &[Vec<StorageOption>]) -> Allocation {
     let State { size, cost, .. } = last[at];
     let mut choices = vec![0; units.len()];
     let (mut states, mut at) = (last, at);
@@ -227,9 +232,9 @@ mod tests {
         (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32
     }
 
-    fn units(seed: u64, n: usize, choices: usize) -> Vec<Vec<Choice>> {
+    fn units(seed: u64, n: usize, choices: usize) -> Vec<Vec<StorageOption>> {
         let mut state = seed;
-        let mut choice = || Choice {
+        let mut choice = || StorageOption {
             size: random(&mut state) % 50 + 1,
             cost: (random(&mut state) % 1000) as f64 / 7.0 - 20.0,
         };
@@ -237,9 +242,9 @@ mod tests {
     }
 
     /// Tries every combination.
-    fn exhaustive(units: &[Vec<Choice>], budget: u64) -> Option<f64> {
+    fn exhaustive(units: &[Vec<StorageOption>], budget: u64) -> Option<f64> {
         let Some((first, rest)) = units.split_first() else { return Some(0.0) };
-        let with = |c: &Choice| Some(c.cost + exhaustive(rest, budget.checked_sub(c.size)?)?);
+        let with = |c: &StorageOption| Some(c.cost + exhaustive(rest, budget.checked_sub(c.size)?)?);
         first.iter().filter_map(with).min_by(f64::total_cmp)
     }
 
@@ -276,11 +281,11 @@ mod tests {
     fn many_layers_are_solved_near_the_optimum() {
         // Four widths; each bit divides a unit's cost by four, from different starting costs.
         let mut state = 3;
-        let units: Vec<Vec<Choice>> = (0..400)
+        let units: Vec<Vec<StorageOption>> = (0..400)
             .map(|_| {
                 let (weight, size) = ((random(&mut state) % 1000 + 1) as f64, random(&mut state) % 900 + 100);
                 let bits = [2, 3, 4, 8];
-                bits.map(|b| Choice { size: b * size, cost: weight * 0.25f64.powi(b as i32) }).to_vec()
+                bits.map(|b| StorageOption { size: b * size, cost: weight * 0.25f64.powi(b as i32) }).to_vec()
             })
             .collect();
         let all: u64 = units.iter().map(|u| u[2].size).sum();
@@ -291,10 +296,10 @@ mod tests {
 
     #[test]
     fn impossible_allocations_are_errors() {
-        let one = vec![vec![Choice { size: 10, cost: 1.0 }]];
+        let one = vec![vec![StorageOption { size: 10, cost: 1.0 }]];
         assert_eq!(allocate(&one, 9), Err(AllocateError::Budget { budget: 9, least: 10 }));
         assert_eq!(allocate(&[Vec::new()], 9), Err(AllocateError::Unit { unit: 0 }));
-        let nan = vec![vec![Choice { size: 1, cost: f64::NAN }]];
+        let nan = vec![vec![StorageOption { size: 1, cost: f64::NAN }]];
         assert_eq!(allocate(&nan, 9), Err(AllocateError::Unit { unit: 0 }));
         assert_eq!(allocate(&[], 0).unwrap().choices, Vec::<usize>::new());
     }

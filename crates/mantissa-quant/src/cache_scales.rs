@@ -68,8 +68,8 @@ fn require_text(recipe: &Recipe, config: &ModelConfig, options: &Options) -> Res
 /// Returns the specs of the levels of all layers.
 pub(crate) fn level_specs(config: &ModelConfig, policy: &KvPolicy) -> Vec<TensorSpec> {
     let blank = policy.blank_levels(config);
-    let of_layer = |layer: usize| blank.tensors(&config.attention_module(layer)).into_iter();
-    config.attention_layers().flat_map(of_layer).map(|(spec, _)| spec).collect()
+    let layer_tensors = |layer: usize| blank.tensors(&config.attention_module(layer)).into_iter();
+    config.attention_layers().flat_map(layer_tensors).map(|(spec, _)| spec).collect()
 }
 
 /// Calibrates levels of `policy` for the model `stored` on `set`. Returns the tensors of [`level_specs`] with their
@@ -85,10 +85,10 @@ pub(crate) fn levels(
     tick: &mut Tick<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let found = find_kv_levels(stored, config, policy, &set.windows, tick)?;
-    let of_layer = |(layer, levels): (usize, Option<KvLevels>)| {
+    let layer_tensors = |(layer, levels): (usize, Option<KvLevels>)| {
         levels.into_iter().flat_map(move |levels| levels.tensors(&config.attention_module(layer)))
     };
-    let tensors = found.into_iter().enumerate().flat_map(of_layer);
+    let tensors = found.into_iter().enumerate().flat_map(layer_tensors);
     Ok(tensors.map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
 
@@ -99,12 +99,12 @@ fn own_layers(config: &ModelConfig) -> impl Iterator<Item = usize> {
 
 /// Returns the specs of the scales of all layers.
 pub(crate) fn specs(config: &ModelConfig, container: Container, scheme: &Scheme) -> Vec<TensorSpec> {
-    let of_layer = |layer| {
+    let layer_tensors = |layer| {
         let count = cache::stored_scales(scheme, config.heads(layer).key_value);
         let specs = (count > 0).then(|| container.kv_specs(&config.attention_module(layer), count));
         specs.into_iter().flatten()
     };
-    own_layers(config).flat_map(of_layer).collect()
+    own_layers(config).flat_map(layer_tensors).collect()
 }
 
 /// Returns the tensors that [`planned`] declares, with their bytes. `stored` opens the output, whose layers are already

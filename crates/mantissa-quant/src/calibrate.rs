@@ -189,8 +189,8 @@ impl<'a> Calibration<'a> {
     /// Returns the bytes of the states that [`keeping`](Self::keeping) adds.
     pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
         let (heads, hidden) = (widest(config), config.hidden_size);
-        let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads, in_memory) };
-        of_heads.saturating_add(Self::bytes_of_width(set, hidden, in_memory))
+        let head_bytes = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads, in_memory) };
+        head_bytes.saturating_add(Self::bytes_of_width(set, hidden, in_memory))
     }
 
     fn bytes_of_width(set: &CalibrationSet, width: usize, in_memory: u64) -> u64 {

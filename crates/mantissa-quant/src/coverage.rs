@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
-use mantissa_methods::method::Lack;
+use mantissa_methods::method::CalibrationGap;
 use mantissa_model::{LinearInfo, LinearInput};
 use mantissa_store::convention::ModelFiles;
 
@@ -100,7 +100,7 @@ impl Coverage {
             }
             let Some(seen) = seen.get(&key) else { continue };
             let silent = seen.silent.iter().filter(|silent| **silent).count();
-            // Without experts every token reaches every input, also those of windows that did not run.
+            // Without experts every token reaches every input, also tokens of windows that did not run.
             let routed = plan.config.experts.is_some();
             let tokens = if routed { seen.tokens } else { set.tokens() as u64 };
             let channels = info.cols;
@@ -120,9 +120,9 @@ impl Coverage {
     pub fn warnings(&self) -> Vec<String> {
         let all = self.inputs.len();
         let line = |what: &str, found: &dyn Fn(&InputCoverage) -> Option<String>| {
-            let mut lacking = self.inputs.iter().filter_map(|input| Some((input, found(input)?)));
-            let (first, of_first) = lacking.next()?;
-            let (count, done) = (lacking.count() + 1, first.fallback.as_deref().unwrap_or_default());
+            let mut on_gap = self.inputs.iter().filter_map(|input| Some((input, found(input)?)));
+            let (first, of_first) = on_gap.next()?;
+            let (count, done) = (on_gap.count() + 1, first.fallback.as_deref().unwrap_or_default());
             let module = &first.modules[0];
             Some(format!("calibration: {count} of {all} inputs {what}, first {module}{of_first}: {done}"))
         };
@@ -165,17 +165,20 @@ fn fallback(plan: &Plan, info: &LinearInfo, (tokens, silent): (u64, usize)) -> O
         return None;
     }
     let unseen = tokens == 0;
-    let lack = match () {
-        () if unseen => Lack::Tokens,
-        () if silent == channels => Lack::AllChannels,
-        () if few => Lack::Few,
-        () => Lack::Channels,
+    let gap = match () {
+        () if unseen => CalibrationGap::Tokens,
+        () if silent == channels => CalibrationGap::AllChannels,
+        () if few => CalibrationGap::Few,
+        () => CalibrationGap::Channels,
     };
-    let of_method = plan.method_of(info).and_then(|method| method.lacking(lack));
-    let of_transform = plan.job.transform().and_then(|transform| transform.lacking(lack));
+    let method_effect = plan.method_of(info).and_then(|method| method.on_gap(gap));
+    let transform_effect = plan.job.transform().and_then(|transform| transform.on_gap(gap));
     // If the method calibrates, its behavior decides, else the transform's.
-    let found =
-        if plan.needs_of(info).text { of_method.or(of_transform) } else { of_transform.or(of_method) };
+    let found = if plan.needs_of(info).text {
+        method_effect.or(transform_effect)
+    } else {
+        transform_effect.or(method_effect)
+    };
     Some(found.unwrap_or(match () {
         () if unseen => "its scale assumes inputs of at most 1",
         () if few => "its statistics are of these tokens only",

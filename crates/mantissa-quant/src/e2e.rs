@@ -2,7 +2,7 @@
 //! arXiv:2407.11062, section 3.3; the parametrization is `mantissa_train::Tuner`). Codes stay.
 //!
 //! The loss is the KL divergence from the unquantized model's predictions on the calibration windows (the paper: the
-//! likelihood of the text). One window in sixteen is held out, or those of `--hold-out`: after every epoch the loss
+//! likelihood of the text). One window in sixteen is held out, or the windows of `--hold-out`: after every epoch the loss
 //! is measured on them, and the best values are stored. If none is better than the start, the weights stay as they
 //! are. The whole model is in memory, with gradients and the activations of a batch.
 
@@ -15,7 +15,9 @@ use mantissa_model::{Batch, InputQuantizer, LinearInfo, ModelConfig, Role, linea
 use mantissa_num::stored::Map;
 use mantissa_num::{Codes, Quantized, Scheme, StaticScale};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{ActivationQuant, Beside, LinearPlan, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{
+    ActivationQuant, LinearPlan, LinearWeight, ModelFiles, SideTensors, Weight,
+};
 use mantissa_train::{Coded, Dense, Policy, Precision, TeacherHead, TrainError, TrainModel, Tuner};
 
 use crate::calibrate::{Calibration, CalibrationSet, States, check_tick};
@@ -238,7 +240,7 @@ impl<'a> Run<'a> {
                     input_scale: start.input_scale,
                     ..self.plan.linear_plan(start.info, start.scheme)
                 };
-                self.plan.container.tensors(&plan, q, Beside::Nothing).map_err(|error| {
+                self.plan.container.tensors(&plan, q, SideTensors::Nothing).map_err(|error| {
                     let expected = "a scheme that the format holds";
                     mantissa_store::Error::field(
                         self.source.dir(),
@@ -402,7 +404,7 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: EndToEnd) -> V
         } else {
             blocks * if scheme.format.has_bias() { 2 } else { 1 }
         };
-        // Codes, and those of the start; the inner values of a trellis.
+        // Codes, and the codes at the start; the inner values of a trellis.
         codes += if trellis { 4 * weights + 2 * plan.bits(info, scheme) / 8 } else { 2 * weights };
     }
     let largest =
@@ -410,7 +412,7 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: EndToEnd) -> V
     let inputs: u64 = plan.quantized().map(|(info, _)| info.cols as u64).sum();
     vec![
         ("states of the calibration", Calibration::state_bytes(config, set, plan.limits().states)),
-        ("model in training and its activations", mantissa_train::Plan::new(config, &training).bytes()),
+        ("model in training and its activations", mantissa_train::MemoryPlan::new(config, &training).bytes()),
         ("codes", codes),
         // Stored, at the start, units, sums, values, gradients, two means, and the best.
         ("scales and their training", 48 * scales),

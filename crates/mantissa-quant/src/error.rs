@@ -429,11 +429,11 @@ impl Refused {
                 None => reasons.push((why, module, 1)),
             }
         }
-        let of_layers = reasons.iter().map(|(why, module, count)| match count {
+        let layer_reasons = reasons.iter().map(|(why, module, count)| match count {
             1 => format!("{module}: {why}"),
             _ => format!("{why} ({count} layers, first {module})"),
         });
-        let all: Vec<String> = self.whole.iter().cloned().chain(of_layers).collect();
+        let all: Vec<String> = self.whole.iter().cloned().chain(layer_reasons).collect();
         let more = match all.len().saturating_sub(SHOWN) {
             0 => String::new(),
             others => format!("; and {others} more reasons"),

@@ -147,9 +147,9 @@ fn scales_of_group(
         let table = squares_of(unit);
         let (mut loss, mut scales) = (0.0, Vec::with_capacity(wanted.len()));
         for (row, &wanted) in w.chunks_exact(cols.max(1)).zip(&wanted) {
-            let (of_row, scale) =
+            let (row_loss, scale) =
                 best_square(grid, &row[span.clone()], &weights[span.clone()], wanted, &table);
-            loss += of_row;
+            loss += row_loss;
             scales.push(scale);
         }
         if loss < best.0 {

@@ -288,7 +288,7 @@ impl<'a> Folded<'a> {
         self.files.dir()
     }
 
-    /// Returns the name of the stored tensor that `name` is made from: that of the embedding for an untied head.
+    /// Returns the name of the stored tensor that `name` is made from: the embedding for an untied head.
     pub(crate) fn stored_name<'n>(&self, name: &'n str) -> &'n str
     where
         'a: 'n,

@@ -28,8 +28,8 @@ use mantissa_store::end_tokens::{self, EndTokens};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
 
 use crate::error::Result;
-use crate::plan::{Cast, Job, Layout, Options, PlannedLinear};
-use crate::recipe::{LayerRule, Part};
+use crate::plan::{Cast, Layout, Options, PlannedLinear, WeightJob};
+use crate::recipe::{LayerRule, TensorRole};
 use crate::row_order::order_of;
 
 pub use factors::as_in_gguf;
@@ -82,7 +82,7 @@ impl Layout {
     /// A field of the model that GGUF or llama.cpp cannot express.
     pub(crate) fn new(
         source: &ModelFiles,
-        job: &Job,
+        job: &WeightJob,
         weights: &Scheme,
         config: &ModelConfig,
         linears: &[PlannedLinear],
@@ -202,20 +202,20 @@ impl Layout {
     /// Returns the file type's scheme of embedding, embeddings of layers and head, unless a rule of the recipe names them.
     fn table_scheme(
         &mut self,
-        job: &Job,
+        job: &WeightJob,
         config: &ModelConfig,
         options: &Options,
         info: &TensorInfo,
     ) -> Option<Scheme> {
         let recipe = job.recipe()?;
         recipe.rule_of(info.name.trim_end_matches(".weight")).is_none().then_some(())?;
-        let of_layers = info.role == Role::LayerInputs && info.name == config.layer_input_names()[0];
+        let is_layer_table = info.role == Role::LayerInputs && info.name == config.layer_input_names()[0];
         let part = match info.role {
             // llama.cpp takes the embeddings of layers as the embedding.
-            _ if of_layers && !config.tie_word_embeddings => Part::Embedding,
-            Role::Embedding if !config.tie_word_embeddings => Part::Embedding,
-            Role::Embedding | Role::Head => Part::Head,
-            _ if of_layers => Part::Head,
+            _ if is_layer_table && !config.tie_word_embeddings => TensorRole::Embedding,
+            Role::Embedding if !config.tie_word_embeddings => TensorRole::Embedding,
+            Role::Embedding | Role::Head => TensorRole::Head,
+            _ if is_layer_table => TensorRole::Head,
             _ => return None,
         };
         let wanted = Scheme::codec(recipe.file_type?.choose(config, part, options.has_importance()));
@@ -233,8 +233,8 @@ impl Layout {
     /// Adds the tokenizer. A GGUF source has it in its own metadata, with descriptions of the model.
     fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig) -> Result<()> {
         if let Some(model) = source.gguf() {
-            let of_model = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.");
-            for (key, value) in model.metadata().iter().filter(|(key, _)| of_model(key)) {
+            let is_model_key = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.");
+            for (key, value) in model.metadata().iter().filter(|(key, _)| is_model_key(key)) {
                 if !DECIDED.contains(&key) && !self.metadata.iter().any(|(name, _)| name == key) {
                     self.metadata.push((key.to_owned(), value.clone()));
                 }
@@ -271,12 +271,12 @@ impl Layout {
     }
 }
 
-/// Returns the name of a model: that in the metadata of a GGUF file, or that of its folder.
+/// Returns the name of a model: from the metadata of a GGUF file, or the name of its folder.
 fn name_of(source: &ModelFiles) -> Option<String> {
     let stated = source.gguf().and_then(|model| model.metadata().text("general.name").ok().flatten());
-    let of_path =
+    let folder_name =
         || source.dir().file_stem().filter(|_| source.gguf().is_some()).or(source.dir().file_name());
-    stated.or_else(|| of_path()?.to_str()).map(str::to_owned)
+    stated.or_else(|| folder_name()?.to_str()).map(str::to_owned)
 }
 
 /// Returns the number of experts of a layer.
@@ -292,7 +292,7 @@ fn groups(config: &ModelConfig) -> usize {
 /// Returns the scheme of a tensor that is not quantized as a layer.
 fn cast_scheme(
     source: &ModelFiles,
-    (job, weights): (&Job, &Scheme),
+    (job, weights): (&WeightJob, &Scheme),
     config: &ModelConfig,
     info: &TensorInfo,
 ) -> Result<Scheme> {
@@ -328,10 +328,11 @@ fn cast_scheme(
         ) => source_scheme(source, &info.name),
         // llama.cpp needs routers and positions in f32.
         (Role::Side { .. } | Role::Positions | Role::Vector { .. }, _) => Ok(full),
-        (Role::Embedding | Role::Head, Job::Convert { table, .. } | Job::Requantize { table, .. }) => {
-            Ok(table.clone())
-        }
-        (Role::Embedding | Role::Head, Job::Quantize(recipe)) => match recipe.rule_of(module) {
+        (
+            Role::Embedding | Role::Head,
+            WeightJob::Convert { table, .. } | WeightJob::Requantize { table, .. },
+        ) => Ok(table.clone()),
+        (Role::Embedding | Role::Head, WeightJob::Quantize(recipe)) => match recipe.rule_of(module) {
             None => Ok(match block_type(&weights.format) {
                 Some(GgmlType::F32) => full,
                 Some(GgmlType::BF16) => plain(minifloat::BF16),

@@ -14,7 +14,7 @@ use mantissa_num::{Code, Rule, Scheme, StaticScale};
 use mantissa_store::convention::ActivationQuant;
 
 pub(crate) use observer::TOKENS;
-pub use observer::{OBSERVERS, Observer, Share};
+pub use observer::{OBSERVERS, Observer, Percentile};
 
 use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;

@@ -48,13 +48,13 @@ pub(crate) struct Unit {
     pub(crate) report: Option<LayerReport>,
 }
 
-/// A finished evaluation. Its line follows those of all units.
+/// A finished evaluation. Its line follows the lines of all units.
 #[derive(Debug, Serialize, Deserialize)]
 struct Evaluated {
     figures: Figures,
 }
 
-/// A finished task. Its line follows that of the evaluation.
+/// A finished task. Its line follows the line of the evaluation.
 #[derive(Debug, Serialize, Deserialize)]
 struct Scored {
     scored: TaskScore,

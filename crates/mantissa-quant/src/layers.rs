@@ -6,7 +6,7 @@ use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
 use mantissa_num::{CodecId, Quantized, Scheme, StaticScale};
 use mantissa_store::Error;
-use mantissa_store::convention::{Beside, LinearPlan, ModelFiles};
+use mantissa_store::convention::{LinearPlan, ModelFiles, SideTensors};
 
 use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
@@ -18,7 +18,7 @@ use crate::fold::Folded;
 use crate::gguf;
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
-use crate::plan::{Job, Plan, Use};
+use crate::plan::{Plan, Use, WeightJob};
 use crate::report::LayerReport;
 use crate::rounding::{dense_error, method_error, round_to_nearest, whole};
 use crate::rtn;
@@ -98,9 +98,11 @@ impl<'a> Layers<'a> {
         }
         let (plan, files) = (self.plan, self.source.files());
         let mut solved = match &plan.job {
-            Job::Quantize(_) => self.solve(info, scheme, tick)?,
-            Job::Convert { drops_inputs, .. } => convert::recoded(plan, files, info, scheme, *drops_inputs)?,
-            Job::Requantize { .. } => {
+            WeightJob::Quantize(_) => self.solve(info, scheme, tick)?,
+            WeightJob::Convert { drops_inputs, .. } => {
+                convert::recoded(plan, files, info, scheme, *drops_inputs)?
+            }
+            WeightJob::Requantize { .. } => {
                 let outer = self.outer(info, scheme)?;
                 convert::requantized(plan, files, info, scheme, outer)?
             }
@@ -134,9 +136,9 @@ impl<'a> Layers<'a> {
         let plan = LinearPlan { input_scale, ..self.plan.linear_plan(info, scheme) };
         let container = self.plan.container;
         let tensors = match (&solved.g_idx, &solved.outliers) {
-            (Some(g_idx), _) => container.tensors(&plan, &solved.quantized, Beside::Groups(g_idx)),
-            (None, Some(extra)) => container.tensors(&plan, &solved.quantized, Beside::Outliers(extra)),
-            (None, None) => container.tensors(&plan, &solved.quantized, Beside::Nothing),
+            (Some(g_idx), _) => container.tensors(&plan, &solved.quantized, SideTensors::Groups(g_idx)),
+            (None, Some(extra)) => container.tensors(&plan, &solved.quantized, SideTensors::Outliers(extra)),
+            (None, None) => container.tensors(&plan, &solved.quantized, SideTensors::Nothing),
         };
         Ok(tensors.map_err(|e| {
             let expected = "a scheme that the format holds";
@@ -225,9 +227,9 @@ impl<'a> Layers<'a> {
             return Ok(solved);
         }
         let plan = self.plan;
-        let of_layer: Vec<_> = plan.quantized().filter(|(other, _)| other.layer == info.layer).collect();
-        let mut linears = Vec::with_capacity(of_layer.len());
-        for (info, scheme) in of_layer {
+        let layer_linears: Vec<_> = plan.quantized().filter(|(other, _)| other.layer == info.layer).collect();
+        let mut linears = Vec::with_capacity(layer_linears.len());
+        for (info, scheme) in layer_linears {
             linears.push(ToLearn { info, scheme, outer: self.outer(info, scheme)? });
         }
         let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };

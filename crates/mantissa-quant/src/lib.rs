@@ -42,8 +42,8 @@ mod tensors;
 // Layer: Transforms and solvers of layers.
 mod convert;
 mod e2e;
+mod error_gate;
 mod exl2;
-mod judge;
 mod layers;
 mod rounding;
 mod sequential;
@@ -70,6 +70,7 @@ pub use config::model_config;
 pub use convert::Changes;
 pub use dense_source::{dense_source, dequantized_source};
 pub use error::{Exceeded, GateFailure, MixError, NotVerified, QuantError, Result, Unfinished};
+pub use error_gate::{Judgement, Output, Windows};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::as_in_gguf;
 pub use importance::Importance;
@@ -77,14 +78,13 @@ pub use jobs::recalibrate::Recalibration;
 pub use jobs::several::{run_all, sharing};
 pub use jobs::{Outcome, run};
 pub use journal::{Start, key as plan_key};
-pub use judge::{Judgement, Output, Windows};
 pub use measure::figures::Evaluation;
 pub use measure::tasks::{TaskRun, TaskRuns};
-pub use plan::{Check, Job, MethodShare, Options, Plan, PlannedLinear, TableSize};
+pub use plan::{Check, MethodShare, Options, Plan, PlannedLinear, TableSize, WeightJob};
 pub use progress::Progress;
 pub use quality::{
-    CommandLine, Coverage, Digests, Figures, InputCoverage, Kept, QUALITY_NAME, Quality, Recorded,
-    SchemeShare, Share, TaskScore, TokenSet, Traffic, quality_path, signature_path,
+    CommandLine, Coverage, Digests, Figures, InputCoverage, Kept, QUALITY_NAME, Quality, QuantizedShare,
+    Recorded, SchemeShare, TaskScore, TokenSet, Traffic, quality_path, signature_path,
 };
 pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;

@@ -1,6 +1,6 @@
 //! Memory of a run as a sum of named buffers: predicted before the run starts, and held to `--memory`.
 //!
-//! A run holds one layer at a time. Its peak is that of the layer with the largest buffers, while it is quantized or
+//! A run holds one layer at a time. Its peak is at the layer with the largest buffers, while it is quantized or
 //! read back for verification. Small models also have their logits compared at the end, which needs the whole model in
 //! f32. An evaluation holds source and output together. Sizes follow from shapes and formats; the allocator's overhead
 //! was measured (`bench/memory.py` compares the sum with the kernel's account).
@@ -22,10 +22,10 @@ use stage::{Sizes, factors, from_heap, kept, states, transposed, with_holes, wit
 
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::e2e;
+use crate::error_gate::ErrorGate;
 use crate::gptq::Hessian;
 use crate::importance;
 use crate::input_scales;
-use crate::judge::Judge;
 use crate::measure::figures::Evaluation;
 use crate::measure::tasks::TaskRuns;
 use crate::plan::Layout;
@@ -126,7 +126,7 @@ fn transforming(plan: &Plan, set: &CalibrationSet) -> Stage {
     }
 }
 
-/// The passes that find the Fisher information, of the layers' outputs and of those of linear layers, as far as methods ask
+/// The passes that find the Fisher information of the outputs of layers and of linear layers, as far as methods ask
 /// for it.
 fn informing(plan: &Plan, set: &CalibrationSet) -> Vec<Stage> {
     let stage = |buffers| with_holes_of_calibration("compute the Fisher information".to_owned(), buffers);
@@ -300,7 +300,7 @@ pub fn level_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
 
 /// Bytes of comparing a solution with RTN: the RTN weight and the errors of both.
 fn judging_bytes(info: &LinearInfo, sizes: &Sizes) -> u64 {
-    sizes.codes + sizes.scales + Judge::bytes_needed(info.rows, info.cols)
+    sizes.codes + sizes.scales + ErrorGate::bytes_needed(info.rows, info.cols)
 }
 
 /// Memory of a layer that is solved without calibration and compared with RTN on a text.

@@ -31,7 +31,7 @@ use crate::measure::tasks::TaskRuns;
 use crate::quality::{Coverage, Recorded};
 
 pub(crate) use gguf::{Cast, JoinedCast, Layout};
-pub use job::Job;
+pub use job::WeightJob;
 pub(crate) use job::rounds_each;
 pub use linear::PlannedLinear;
 pub(crate) use linear::{
@@ -51,7 +51,7 @@ const LEARNED: &str = "lsq";
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Work that produces the stored weights.
-    pub job: Job,
+    pub job: WeightJob,
     /// Scheme of linear weights without an exception.
     pub weights: Scheme,
     /// Scheme of the inputs of linear layers.
@@ -153,7 +153,7 @@ impl Plan {
 
     /// Creates a plan that has no tensors, notes or uses yet.
     pub(crate) fn begun(
-        job: Job,
+        job: WeightJob,
         weights: Scheme,
         container: Container,
         config: ModelConfig,
@@ -222,7 +222,7 @@ impl Plan {
         self.inputs.get(&info.module).map_or(self.activations.as_ref(), Option::as_ref)
     }
 
-    /// Names the schemes of inputs: that of most layers first; `None` if no input is quantized.
+    /// Names the schemes of inputs, the most common first; `None` if no input is quantized.
     pub fn activation_names(&self) -> Option<String> {
         let mut names: Vec<String> = Vec::new();
         for scheme in self.activations.iter().chain(self.inputs.values().flatten()) {
@@ -320,7 +320,7 @@ impl Plan {
 
     /// Returns the calibration text if layers are solved on it or compared with RTN.
     pub(crate) fn solving_text(&self) -> Option<&CalibrationSet> {
-        self.text_for(Use::Solve).or(self.text_for(Use::Judge))
+        self.text_for(Use::Solve).or(self.text_for(Use::ErrorGate))
     }
 
     /// Returns the calibration text if weights depend on it.

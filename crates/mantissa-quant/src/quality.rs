@@ -21,7 +21,7 @@ use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
 
 pub use coverage::{Coverage, InputCoverage, Traffic};
-pub use share::{Kept, SchemeShare, Share};
+pub use share::{Kept, QuantizedShare, SchemeShare};
 pub use task_score::TaskScore;
 pub use verification::Verification;
 
@@ -77,7 +77,7 @@ pub struct Quality {
     /// Share of the parameters that is quantized, with the expected bytes by scheme and what stays unquantized; `None`
     /// in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<Share>,
+    pub share: Option<QuantizedShare>,
     /// Format of the source, if it was quantized itself: its dequantized weights are the reference of all figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_format: Option<String>,
@@ -314,7 +314,7 @@ impl Quality {
     }
 }
 
-/// Ending that the name of a signature adds to that of the signed file, as minisign names it.
+/// Ending that a signature adds to the name of the signed file, as minisign does.
 pub const SIGNATURE_ENDING: &str = ".minisig";
 
 /// Returns the path of the signature of the `quality.json` of the model folder or single file `artifact`.

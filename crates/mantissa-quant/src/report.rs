@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use mantissa_methods::judge::Judgement;
+use mantissa_methods::error_gate::Judgement;
 
 use crate::error_stats::ErrorReport;
 

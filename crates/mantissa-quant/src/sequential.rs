@@ -7,7 +7,7 @@
 //! experts do not depend on one another, so several are collected in one pass. An expert that no calibration token was
 //! routed to falls back to RTN and is reported.
 //!
-//! Every solution is compared with RTN ([`crate::judge`]), on held-out windows if there are any.
+//! Every solution is compared with RTN ([`crate::error_gate`]), on held-out windows if there are any.
 //!
 //! If the recipe quantizes inputs at run time, finished layers quantize theirs too, and statistics and learning see
 //! quantized inputs.
@@ -31,11 +31,11 @@ use mantissa_store::convention::{ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
+use crate::error_gate::{Case, ErrorGate};
 use crate::exl2;
 use crate::fold::Folded;
 use crate::gptq::{Drift, GptqError, Hessian};
 use crate::input_scales::{self, InputScales};
-use crate::judge::{Case, Judge};
 use crate::metric::Metric;
 use crate::plan::{MethodId, Plan};
 use crate::rounding::{method_error, round_to_nearest, whole};
@@ -62,7 +62,7 @@ pub(crate) struct Sequential<'a> {
     /// Solvers of the current layer.
     solvers: Vec<(Readers, Solver)>,
     /// Comparisons with RTN of the current layer.
-    judges: Vec<(Readers, Judge)>,
+    judges: Vec<(Readers, ErrorGate)>,
     /// Unquantized model, for methods that need the drift from it.
     original: Original<'a>,
     /// State of methods that learn a whole decoder layer.
@@ -82,7 +82,7 @@ struct Original<'a> {
     layer: Option<CalibratedLayer>,
 }
 
-/// State of methods that learn, in addition to that of all methods that calibrate.
+/// State of methods that learn, in addition to the state of all methods that calibrate.
 #[derive(Default)]
 struct Learning<'a> {
     /// Windows in the unquantized model.
@@ -369,7 +369,7 @@ impl<'a> Sequential<'a> {
                 }
                 _ => Some(hessian),
             };
-            self.judges.extend(moments.map(|hessian| ((input, id), Judge::new(hessian, unseen))));
+            self.judges.extend(moments.map(|hessian| ((input, id), ErrorGate::new(hessian, unseen))));
         }
         Ok(())
     }
@@ -413,7 +413,7 @@ impl<'a> Sequential<'a> {
         })
     }
 
-    /// Returns the inputs whose statistics are collected together with those of `input`, in the order of the plan. For
+    /// Returns the inputs whose statistics are collected together with `input`, in the order of the plan. For
     /// experts these are the next [`EXPERTS_AT_ONCE`] of the same kind, which do not change each other.
     fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
         let experts = std::mem::discriminant(&input);

@@ -8,7 +8,7 @@ use mantissa_store::convention::{Experts, ModelFiles};
 
 use crate::error::{QuantError, Result};
 use crate::plan::{Plan, spec_bytes};
-use crate::quality::{Kept, SchemeShare, Share};
+use crate::quality::{Kept, QuantizedShare, SchemeShare};
 use crate::stacks::only_fused;
 use crate::unused;
 
@@ -17,7 +17,7 @@ const LEAST: f64 = 0.95;
 
 impl Plan {
     /// Returns the share of the parameters of `source` that it quantizes.
-    pub fn share(&self, source: &ModelFiles) -> Share {
+    pub fn share(&self, source: &ModelFiles) -> QuantizedShare {
         let numbers = |info: &LinearInfo| (info.rows * info.cols) as u64;
         let unknown: Vec<_> = unused::tensors(source, &self.config).collect();
         let quantized = self.linear_weights();
@@ -46,7 +46,7 @@ impl Plan {
         let matrices = unknown.iter().filter(|meta| unused::linear_module(meta).is_some());
         let fused = skipped.filter(|meta| meta.shape.len() == 3);
         let others: u64 = matrices.chain(fused).map(|meta| meta.numel()).sum();
-        Share {
+        QuantizedShare {
             quantized,
             covered,
             linear: decoder + self.side_parameters() + others,
@@ -169,9 +169,10 @@ impl Plan {
         }
         let bytes = self.specs.iter().map(spec_bytes).sum::<u64>();
         let left = bytes.saturating_sub(all.iter().map(|share| share.bytes).sum());
-        let of_text = self.config.parameters().saturating_sub(all.iter().map(|share| share.parameters).sum());
+        let text_parameters =
+            self.config.parameters().saturating_sub(all.iter().map(|share| share.parameters).sum());
         if left > 0 {
-            all.push(SchemeShare { scheme: None, layers: 0, parameters: of_text, bytes: left });
+            all.push(SchemeShare { scheme: None, layers: 0, parameters: text_parameters, bytes: left });
         }
         all
     }

@@ -8,7 +8,7 @@
 //! does not depend on the other rotations, so this input stays unquantized.
 //!
 //! Four differences from the paper:
-//! * The gradient may be that of the quantization ranges ([`Gradient`]). The error of a block is proportional to its
+//! * The gradient may go through the quantization ranges ([`Gradient`]). The error of a block is proportional to its
 //!   amax, which a rotation changes (derivative: Esser et al. 2020, "Learned Step Size Quantization",
 //!   arXiv:1902.08153). The paper uses the straight-through estimator with fixed ranges. That treats errors as vectors
 //!   that rotate with the values, although the errors change at every rounding.
@@ -164,7 +164,7 @@ pub(crate) fn training_options(
 struct Learner<'a> {
     plan: &'a Plan,
     source: &'a ModelFiles,
-    /// Rotations folded into the model: those of the recipe without the online ones.
+    /// Rotations folded into the model: the recipe's without the online ones.
     fold_options: RotateOptions,
     rotations: Rotations,
     folds: Folds,
@@ -409,7 +409,7 @@ impl<'a> Learner<'a> {
     }
 }
 
-/// Iterates over the learned matrices, those of the residual stream first.
+/// Iterates over the learned matrices, the residual stream first.
 fn learned_matrices(rotations: &Rotations) -> impl Iterator<Item = &Arc<Orthogonal>> {
     let all = rotations.residual.iter().chain(rotations.values.iter().flatten());
     all.filter_map(learned_matrix)
@@ -470,7 +470,10 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -
     let heads = layers * (config.head_dim * config.head_dim) as u64;
     vec![
         ("states of the calibration", Calibration::state_bytes(&config, set, plan.limits().states)),
-        ("model in training and its activations", mantissa_train::Plan::new(&config, &training).bytes()),
+        (
+            "model in training and its activations",
+            mantissa_train::MemoryPlan::new(&config, &training).bytes(),
+        ),
         ("quantized inputs", if rounds { 4 * tokens.saturating_mul(inputs) } else { 0 }),
         ("gradients of input ranges", if rounds { 4 * (2 * layers * width * width + heads) } else { 0 }),
         ("unrounded weights and gradients of their ranges", if rounds { 0 } else { 8 * config.parameters() }),

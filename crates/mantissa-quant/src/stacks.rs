@@ -57,8 +57,8 @@ pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
 /// Returns the specs of the stacked tensors: codes and scales of all experts.
 pub(crate) fn specs(linears: &[PlannedLinear]) -> Vec<TensorSpec> {
     let first = |linear: &&PlannedLinear| {
-        let of_first = stack_of(&linear.info).is_some_and(|stack| (stack.expert, stack.turn) == (0, 0));
-        of_first && linear.scheme.is_some()
+        let is_first = stack_of(&linear.info).is_some_and(|stack| (stack.expert, stack.turn) == (0, 0));
+        is_first && linear.scheme.is_some()
     };
     let tensors = linears.iter().filter(first).filter_map(|PlannedLinear { info, .. }| {
         let stack = stack_of(info)?;

@@ -6,7 +6,7 @@
 
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::Scheme;
-use mantissa_store::convention::{Beside, Container, ModelFiles};
+use mantissa_store::convention::{Container, ModelFiles, SideTensors};
 use mantissa_store::{Dtype, Error, TensorSpec};
 
 use crate::config::model_config;
@@ -82,7 +82,7 @@ fn spec_of_untied(source: &ModelFiles, (head, embedding): &(String, String)) -> 
     Some(TensorSpec::new(head, meta.dtype, meta.shape.clone()))
 }
 
-/// Makes the head of `folds` a tensor of its own, if that of a model with this config is and the source's is not.
+/// Unties the head of `folds` if this config unties it and the source ties it.
 pub(crate) fn untie(folds: &mut Folds, config: &ModelConfig, source: &ModelFiles) -> Result<()> {
     let tied = model_config(source)?.tie_word_embeddings;
     if tied && !config.tie_word_embeddings && folds.untied().is_none() {
@@ -169,7 +169,8 @@ pub(crate) fn quantize(
 ) -> Result<QuantizedLayer> {
     let w = DenseTensor::of_linear(source, info)?;
     let solved = round_to_nearest(plan, source, info, scheme, &w, None)?;
-    let tensors = plan.container.tensors(&plan.linear_plan(info, scheme), &solved.quantized, Beside::Nothing);
+    let tensors =
+        plan.container.tensors(&plan.linear_plan(info, scheme), &solved.quantized, SideTensors::Nothing);
     let tensors = tensors.map_err(|error| {
         let expected = "a scheme that the format holds";
         Error::field(source.path(), &info.module, error.to_string(), expected, "")

@@ -9,7 +9,7 @@ use mantissa_store::{SafeTensors, SafetensorsWriter, TensorMeta, TensorSpec};
 
 use crate::error::Result;
 use crate::plan::Layout;
-use crate::plan::{Job, PlannedLinear, layer_plan, not_storable};
+use crate::plan::{PlannedLinear, WeightJob, layer_plan, not_storable};
 use crate::stacks;
 
 /// Note for formats without stacked experts.
@@ -48,7 +48,7 @@ pub(crate) fn write_changed<'a>(
     Ok(())
 }
 
-/// Declares the tensors of the output: those of a GGUF `layout`, or in a folder the `copied` ones and the format's `own`.
+/// Declares the tensors of the output: a GGUF `layout`, or in a folder the `copied` ones and the format's `own`.
 pub(crate) fn output_specs(
     layout: Option<&Layout>,
     copied: &[TensorMeta],
@@ -63,7 +63,7 @@ pub(crate) fn output_specs(
 /// # Errors
 /// [`QuantError::NotStorable`](crate::QuantError::NotStorable) with the layers that the format cannot hold.
 pub(crate) fn output_of_linears<'i>(
-    job: &Job,
+    job: &WeightJob,
     input: impl Fn(&LinearInfo) -> Option<&'i Scheme>,
     container: Container,
     linears: &[PlannedLinear],

@@ -14,13 +14,13 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::{Given, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
 
-use crate::awq::{self, Reader};
+use crate::awq::{self, WeightReader};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Sample};
 use crate::clip;
 use crate::error::Result;
+use crate::error_gate::{Judgement, Output, Windows};
 use crate::fold::sites::{Site, sites};
 use crate::fold::{Folded, Folds};
-use crate::judge::{Judgement, Output, Windows};
 use crate::plan::{Plan, Use};
 use crate::rounding::whole;
 use crate::rtn;
@@ -157,12 +157,12 @@ impl Search<'_> {
         while let Some(layer) = calibration.next_layer()? {
             let index = layer.index();
             let tick = &mut || tick(&format!("layer {index}"));
-            let of_layer: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
-            let kinds = of_layer.iter().map(|(info, _)| info.kind);
+            let layer_linears: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
+            let kinds = layer_linears.iter().map(|(info, _)| info.kind);
             let samples = calibration.samples(&layer, kinds.clone(), TOKENS, true, tick)?;
             let unseen = held_out.as_mut().map(|unseen| unseen.samples(&layer, kinds, TOKENS, true, tick));
             let samples = Samples { seen: samples, unseen: unseen.transpose()?.unwrap_or_default() };
-            self.note_coverage(&of_layer, &samples.seen);
+            self.note_coverage(&layer_linears, &samples.seen);
             let mut scales = BTreeMap::new();
             for site in sites(&plan.config, index) {
                 if let Some(sample) = samples.seen.get(&site.input).filter(|sample| sample.tokens > 0)
@@ -176,7 +176,7 @@ impl Search<'_> {
                 }
             }
             if self.scaling.clips() && plan.job.rounds_to_nearest() {
-                self.clip(&of_layer, &samples, &scales)?;
+                self.clip(&layer_linears, &samples, &scales)?;
             }
         }
         Ok(())
@@ -185,10 +185,10 @@ impl Search<'_> {
     /// Notes inputs of a layer that the calibration never reaches.
     fn note_coverage(
         &mut self,
-        of_layer: &[(&LinearInfo, &Scheme)],
+        layer_linears: &[(&LinearInfo, &Scheme)],
         samples: &BTreeMap<LinearInput, Sample>,
     ) {
-        for (info, _) in of_layer {
+        for (info, _) in layer_linears {
             let sample = samples.get(&info.kind.input()).filter(|sample| sample.tokens > 0);
             let note = match sample {
                 None => "no calibration token was routed to it".to_owned(),
@@ -269,13 +269,13 @@ impl Search<'_> {
         })
     }
 
-    fn search(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> awq::Found {
+    fn search(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> awq::ScaleSearch {
         let threads = self.plan.threads();
         let quantizers: Vec<_> = readers.iter().map(|reader| quantizer(reader, threads)).collect();
         let readers: Vec<_> = readers
             .iter()
             .zip(&quantizers)
-            .map(|(reader, quantize)| Reader { weight: &reader.values, quantize })
+            .map(|(reader, quantize)| WeightReader { weight: &reader.values, quantize })
             .collect();
         let width = sample.peaks.len();
         let scheme =
@@ -287,19 +287,19 @@ impl Search<'_> {
                 let _ = mantissa_num::fake_quantize(&scheme, x, rows, width, Given::default());
             }
         });
-        let inputs = quantize.as_ref().map(|quantize| quantize as &awq::Inputs<'_>);
+        let inputs = quantize.as_ref().map(|quantize| quantize as &awq::QuantizeInputs<'_>);
         awq::search(&sample.x, &readers, candidates, inputs, threads)
     }
 
     /// Searches clipping for the weights of a layer, after their columns were multiplied by `scales`.
     fn clip(
         &mut self,
-        of_layer: &[(&LinearInfo, &Scheme)],
+        layer_linears: &[(&LinearInfo, &Scheme)],
         samples: &Samples,
         scales: &BTreeMap<LinearKind, Vec<f32>>,
     ) -> Result<()> {
         let threads = self.plan.threads();
-        for (info, scheme) in of_layer {
+        for (info, scheme) in layer_linears {
             // AWQ does not clip queries and keys: attention scores depend on their product, which the error of one does
             // not show.
             let scores = info.kind.makes_scores();
@@ -315,7 +315,7 @@ impl Search<'_> {
                 awq::divide_columns(&mut judging, s);
             }
             let quantize = quantizer(&weight, threads);
-            let reader = Reader { weight: &weight.values, quantize: &quantize };
+            let reader = WeightReader { weight: &weight.values, quantize: &quantize };
             let group = clip::group_of(scheme, info.cols);
             let found = awq::clips(&x, &reader, info.cols, group, threads);
             let mut clipped = weight.values.clone();

@@ -19,7 +19,7 @@ pub(crate) struct Used {
 impl Used {
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let linears = config.decoder_linears().chain(config.tables()).map(|info| info.module);
-        // Sources may quantize those of an indexer.
+        // Sources may quantize the side tensors of an indexer.
         let side = |info: TensorInfo| match info.role {
             Role::Side { layer, kind } => Some(config.side_module(layer, kind)),
             _ => None,
@@ -34,14 +34,14 @@ impl Used {
     pub(crate) fn has(&self, name: &str) -> bool {
         let last = name.rsplit('.').next().unwrap_or_default();
         // Names of a weight's tensors may have more dots (`weight.absmax`).
-        let of_module = || name.match_indices('.').any(|(at, _)| self.modules.contains(&name[..at]));
-        let of_cache = || CACHE_SCALES.contains(&last) || levels::SUFFIXES.contains(&last);
+        let in_module = || name.match_indices('.').any(|(at, _)| self.modules.contains(&name[..at]));
+        let is_cache_scale = || CACHE_SCALES.contains(&last) || levels::SUFFIXES.contains(&last);
         // Codes of fused experts are named after the tensor.
         let fused = || {
             let stem = name.strip_suffix("_blocks").or(name.strip_suffix("_scales"));
             stem.is_some_and(|stem| self.tensors.contains(stem))
         };
-        self.tensors.contains(name) || of_module() || of_cache() || fused()
+        self.tensors.contains(name) || in_module() || is_cache_scale() || fused()
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn is_decoder_weight(config: &ModelConfig, meta: &TensorMeta) -> bool
 
 /// Part of a model that the text model does not use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct UnusedPart {
     /// Prefix of its tensors.
     pub(crate) name: String,
     /// Number of tensors.
@@ -83,11 +83,14 @@ pub(crate) struct Part {
 }
 
 /// Groups tensors by the part of the model that they belong to: a tower, or the names before the first number.
-pub(crate) fn parts<'a>(config: &ModelConfig, tensors: impl Iterator<Item = &'a TensorMeta>) -> Vec<Part> {
-    let mut parts: BTreeMap<String, Part> = BTreeMap::new();
+pub(crate) fn parts<'a>(
+    config: &ModelConfig,
+    tensors: impl Iterator<Item = &'a TensorMeta>,
+) -> Vec<UnusedPart> {
+    let mut parts: BTreeMap<String, UnusedPart> = BTreeMap::new();
     for meta in tensors {
         let name = part_of(config, &meta.name);
-        let empty = Part { name: name.clone(), tensors: 0, parameters: 0, bytes: 0 };
+        let empty = UnusedPart { name: name.clone(), tensors: 0, parameters: 0, bytes: 0 };
         let part = parts.entry(name).or_insert(empty);
         part.tensors += 1;
         part.parameters += meta.numel();
@@ -104,7 +107,7 @@ fn part_of(config: &ModelConfig, name: &str) -> String {
     }
     let number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
     let modules: Vec<&str> = name.split('.').collect();
-    // A layer behind those of the decoder is a part by itself.
+    // A layer behind the decoder's layers is a part by itself.
     let end = match (modules.as_slice(), modules.iter().position(number)) {
         (["model", "layers", ..], Some(2)) => 3,
         (_, Some(end)) => end,

@@ -87,8 +87,8 @@ pub fn verify(artifact: &Path, reference: Option<&Path>, threads: usize) -> Resu
 /// interrupts it.
 ///
 /// # Errors
-/// Errors of [`verify`]; [`QuantError::OtherText`](crate::QuantError::OtherText) if the windows are not those of the
-/// recorded figures.
+/// Errors of [`verify`]; [`QuantError::OtherText`](crate::QuantError::OtherText) if the recorded figures
+/// come from other windows.
 pub fn verify_against(
     artifact: &Path,
     against: &Against<'_>,

@@ -78,7 +78,7 @@ pub use lock::Lock;
 pub use manifest::{
     MANIFEST_NAME, Manifest, Mismatch, Seal, beside, companion_path, manifest_path, verify_manifest,
 };
-pub use output::{Job, Output};
+pub use output::{JobKey, Output};
 pub use paths::{Kind, Paths, Permits};
 pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use scratch::Scratch;
@@ -86,7 +86,7 @@ pub use shard_plan::{DEFAULT_SHARD_BYTES, INDEX_NAME, Shard, ShardPlan, ShardedW
 pub use shards::Checkpoint;
 pub use shown::Shown;
 pub use target::refuse_overlap;
-pub use text::{Part, TextFile};
+pub use text::{TextFile, TextPart};
 pub use unpublished::abandon_unpublished;
 pub use work::WorkFolder;
 pub use writer::{SafetensorsWriter, TensorSpec};

@@ -31,7 +31,7 @@ const VERSION: u64 = 1;
 /// Field with the digest of the others.
 const SEAL: &str = "sha256";
 
-/// Fields of a manifest. A line of its own after `tool`, [`SEAL`] is left out of recorded hashes like those of files.
+/// Fields of a manifest. A line of its own after `tool`, [`SEAL`] is left out of recorded hashes such as the hashes of files.
 const FIELDS: [&str; 5] = ["version", "tool", SEAL, "files", "run"];
 
 /// Path of the manifest of the model folder or single file `model`.

@@ -1,8 +1,8 @@
 //! Outputs inside other outputs, which are refused: an output folder appears by a rename, which would hide or remove what
 //! another process writes inside it, and a finished one holds only the files that its manifest lists.
 //!
-//! A process takes the lock of its own output first and then looks for others, so that of two processes that start at
-//! once at least one sees the other. The inner one gives way.
+//! A process takes the lock of its own output first and then looks for others, so if two processes start at
+//! once, at least one sees the other. The inner one gives way.
 
 use std::ffi::OsStr;
 use std::fs::{OpenOptions, TryLockError};
@@ -71,7 +71,7 @@ pub(crate) fn refuse_inside(path: &Path, form: Form) -> Result<()> {
 /// Refuses an output folder at `path` that contains another output; `files` lists the files in it.
 ///
 /// # Errors
-/// [`OutputFault::Nested`]; those of `files`.
+/// [`OutputFault::Nested`]; errors of `files`.
 pub(crate) fn refuse_around(path: &Path, mut files: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
     for tries in 0.. {
         let Some((inner, state)) = files()?.iter().find_map(|name| output_of(path, name)) else { break };

@@ -31,14 +31,14 @@ const MAX_ATTRIBUTE: usize = 256;
 
 /// Key of a job: a hash of a command line and of the identities of its inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job(String);
+pub struct JobKey(String);
 
-impl Job {
+impl JobKey {
     /// Key of the job that `text` describes completely.
     pub fn of(text: &str) -> Self {
         let mut hex = FileDigest::of(text.as_bytes()).hex();
         hex.truncate(32);
-        Job(hex)
+        JobKey(hex)
     }
 
     /// The key as text.
@@ -57,7 +57,7 @@ pub struct Output {
 #[derive(Clone, Debug)]
 enum Rule {
     New,
-    Job { job: Job, overwrite: bool },
+    Job { job: JobKey, overwrite: bool },
     Owned,
 }
 
@@ -68,7 +68,7 @@ impl Output {
     }
 
     /// Path written by `job`, which replaces only its own output or, with `overwrite`, any output.
-    pub fn of_job(path: impl Into<PathBuf>, job: Job, overwrite: bool) -> Self {
+    pub fn of_job(path: impl Into<PathBuf>, job: JobKey, overwrite: bool) -> Self {
         Output { path: path.into(), rule: Rule::Job { job, overwrite } }
     }
 
@@ -235,11 +235,11 @@ fn identity(found: &fs::Metadata) -> [i64; 4] {
 pub(crate) fn is_output(path: &Path) -> bool {
     let Some(mark) = attribute(path) else { return false };
     let (Some((job, _)), Ok(found)) = (mark.split_once(' '), fs::metadata(path)) else { return false };
-    mark == file_mark(&Job(job.to_owned()), &found)
+    mark == file_mark(&JobKey(job.to_owned()), &found)
 }
 
 /// Value of a file's attribute: its job, and length and time of change, which differ once it is edited.
-fn file_mark(job: &Job, found: &fs::Metadata) -> String {
+fn file_mark(job: &JobKey, found: &fs::Metadata) -> String {
     format!("{} {} {}.{:09}", job.key(), found.len(), found.mtime(), found.mtime_nsec())
 }
 

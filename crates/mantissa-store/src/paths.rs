@@ -13,7 +13,7 @@ use crate::error::{Error, OutputFault, Result};
 use crate::gguf::is_part_of;
 use crate::manifest::{MANIFEST_NAME, beside};
 use crate::nested::{Form, refuse_inside};
-use crate::output::{Job, Output, is_output};
+use crate::output::{JobKey, Output, is_output};
 use crate::target::resolve;
 
 /// Kinds of outputs.
@@ -95,7 +95,7 @@ impl Paths {
     /// [`Error::Output`], [`Error::WrongKind`], [`Error::Io`].
     pub fn check(&self, command: &str, overwrite: bool) -> Result<Permits> {
         let inputs = Inputs::of(&self.reads, &self.writes);
-        let job = Job::of(&format!("{command}\n{}", inputs.described));
+        let job = JobKey::of(&format!("{command}\n{}", inputs.described));
         let permits = Permits { job, overwrite, writes: self.writes.clone() };
         for (at, write) in self.writes.iter().enumerate() {
             let resolved = resolve(&write.path)?;
@@ -123,13 +123,13 @@ impl Paths {
 
     fn refuse_twice(&self, write: &Write, resolved: &Path, before: &[Write]) -> Result<()> {
         for other in before {
-            let of_other = resolve(&other.path)?;
-            let relation = if resolved == of_other
-                || belongs(write, resolved, &of_other)
-                || belongs(other, &of_other, resolved)
+            let other_place = resolve(&other.path)?;
+            let relation = if resolved == other_place
+                || belongs(write, resolved, &other_place)
+                || belongs(other, &other_place, resolved)
             {
                 "is"
-            } else if resolved.starts_with(&of_other) || of_other.starts_with(resolved) {
+            } else if resolved.starts_with(&other_place) || other_place.starts_with(resolved) {
                 "lies inside"
             } else {
                 continue;
@@ -172,7 +172,7 @@ fn gguf_files(path: &Path) -> Vec<PathBuf> {
 /// Permission to write the outputs, granted after all paths are checked.
 #[derive(Clone, Debug)]
 pub struct Permits {
-    job: Job,
+    job: JobKey,
     overwrite: bool,
     writes: Vec<Write>,
 }
@@ -184,7 +184,7 @@ impl Permits {
     }
 
     fn of(&self, write: &Write) -> Output {
-        let about = |subject: &String| Job::of(&format!("description of {subject}"));
+        let about = |subject: &String| JobKey::of(&format!("description of {subject}"));
         let job = write.about.as_ref().map_or_else(|| self.job.clone(), about);
         Output::of_job(&write.path, job, self.overwrite)
     }

@@ -42,7 +42,7 @@ impl RegularFile {
         &self.path
     }
 
-    /// Bytes, those of the tail included.
+    /// Bytes, including the tail.
     pub(crate) fn len(&self) -> u64 {
         self.tail.as_ref().map_or(self.len, |tail| self.len.saturating_add(tail.len()))
     }

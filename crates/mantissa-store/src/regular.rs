@@ -1,7 +1,7 @@
 //! The one way to open a file for reading: regular files only.
 //!
 //! Whoever prepares a model folder chooses what lies at its names. A pipe would wait for a writer, a device may never
-//! end. So a file is opened without waiting, and its type is that of the open handle, which nothing can replace between
+//! end. So a file is opened without waiting, and its type is read from the open handle, which nothing can replace between
 //! a check and its use. Links to regular files are followed: download caches are made of them. Texts that a user names
 //! may also be pipes ([`crate::TextFile`]).
 

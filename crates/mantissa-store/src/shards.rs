@@ -183,15 +183,19 @@ impl Checkpoint {
     /// The same files with other tensors: each is a range of the bytes of a tensor that this checkpoint has, under
     /// another name, with a [`View`] if it is read otherwise than it is stored.
     pub(crate) fn viewed(self, tensors: Vec<Viewed>, config: Option<Value>) -> Self {
-        let mut of_file: Vec<Vec<TensorMeta>> = self.files.iter().map(|_| Vec::new()).collect();
+        let mut file_tensors: Vec<Vec<TensorMeta>> = self.files.iter().map(|_| Vec::new()).collect();
         let mut views = BTreeMap::new();
         for Viewed { stored, meta, view } in tensors {
             let Some(&(file, _)) = self.by_name.get(&stored) else { continue };
             views.extend(view.map(|view| (meta.name.clone(), view)));
-            of_file[file].push(meta);
+            file_tensors[file].push(meta);
         }
-        let files: Vec<_> =
-            self.files.into_iter().zip(of_file).map(|(file, tensors)| file.with_tensors(tensors)).collect();
+        let files: Vec<_> = self
+            .files
+            .into_iter()
+            .zip(file_tensors)
+            .map(|(file, tensors)| file.with_tensors(tensors))
+            .collect();
         let by_name = index(&files);
         Self { files, by_name, config, views, ..self }
     }
@@ -211,7 +215,7 @@ impl Checkpoint {
                 (TensorMeta { shape: vec![rows, cols], len, ..meta.clone() }, View::Rows(order.into()))
             })
         };
-        let of_file = |(number, file): (usize, SafeTensors)| {
+        let file_tensors = |(number, file): (usize, SafeTensors)| {
             let found = place.filter(|(of, _)| *of == number).and_then(|_| file.get(name)).and_then(grown);
             let Some((meta, view)) = found else { return file };
             views.insert(name.to_owned(), view);
@@ -219,7 +223,7 @@ impl Checkpoint {
             let tensors = others.chain([meta]).collect();
             file.with_tensors(tensors)
         };
-        let files: Vec<_> = self.files.into_iter().enumerate().map(of_file).collect();
+        let files: Vec<_> = self.files.into_iter().enumerate().map(file_tensors).collect();
         let by_name = index(&files);
         Self { files, by_name, views, config: Some(config), dir: self.dir, warnings: self.warnings }
     }
@@ -247,7 +251,7 @@ impl Checkpoint {
         Self { files, by_name, config: Some(config), ..self }
     }
 
-    /// Opens those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the future
+    /// Opens the files of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the future
     /// config. Headers are complete; tensors hold what has been written so far.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ const PIECE: usize = 64 << 10;
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum TextPart<'a> {
     /// Text before a separator or the end.
     Text(&'a str),
     /// Nothing is left.
@@ -94,17 +94,17 @@ impl TextFile {
         text.map(Some).map_err(|error| Error::not_utf8(&path, error.utf8_error().valid_up_to() as u64))
     }
 
-    /// Reads the next part before a `separator` or the end; the parts are those of [`str::split`].
+    /// Reads the next part before a `separator` or the end; parts are divided as by [`str::split`].
     ///
     /// # Errors
     /// [`Error::Field`] for a part that is not UTF-8, with the byte, and for an empty separator; [`Error::Io`].
-    pub fn part(&mut self, separator: &str, most: u64) -> Result<Part<'_>> {
+    pub fn part(&mut self, separator: &str, most: u64) -> Result<TextPart<'_>> {
         if separator.is_empty() {
             let hint = "give the text between two documents, such as '<|endoftext|>'";
             return Err(Error::field(&self.path, "separator", "nothing", "one character or more", hint));
         }
         if self.finished {
-            return Ok(Part::End);
+            return Ok(TextPart::End);
         }
         let separator = separator.as_bytes();
         let mut searched = self.start;
@@ -119,17 +119,17 @@ impl TextFile {
             // A separator may begin in the part already searched.
             searched = (self.buffer.len() - self.start).saturating_sub(separator.len() - 1);
             if searched as u64 > most {
-                return Ok(Part::TooLong);
+                return Ok(TextPart::TooLong);
             }
             self.fill()?;
         };
         let (first, at) = (std::mem::replace(&mut self.start, next), self.offset);
         self.offset += (next - first) as u64;
         if (end - first) as u64 > most {
-            return Ok(Part::TooLong);
+            return Ok(TextPart::TooLong);
         }
         let part = std::str::from_utf8(&self.buffer[first..end]);
-        part.map(Part::Text).map_err(|error| Error::not_utf8(&self.path, at + error.valid_up_to() as u64))
+        part.map(TextPart::Text).map_err(|error| Error::not_utf8(&self.path, at + error.valid_up_to() as u64))
     }
 
     /// Reads the next piece of a text without separators: at least about `least` bytes, ended where `cut` allows.
@@ -141,7 +141,7 @@ impl TextFile {
         least: usize,
         most: u64,
         cut: impl Fn(&str) -> Option<usize>,
-    ) -> Result<Part<'_>> {
+    ) -> Result<TextPart<'_>> {
         let mut wanted = least;
         loop {
             while !self.ended && self.buffer.len() - self.start < wanted {
@@ -149,7 +149,7 @@ impl TextFile {
             }
             let held = &self.buffer[self.start..];
             if held.is_empty() {
-                return Ok(Part::End);
+                return Ok(TextPart::End);
             }
             let valid = match std::str::from_utf8(held) {
                 Ok(text) => text.len(),
@@ -166,10 +166,10 @@ impl TextFile {
                 self.start += end;
                 self.offset += end as u64;
                 let text = std::str::from_utf8(&self.buffer[first..first + end]).unwrap_or_default();
-                return Ok(Part::Text(text));
+                return Ok(TextPart::Text(text));
             }
             if text.len() as u64 > most {
-                return Ok(Part::TooLong);
+                return Ok(TextPart::TooLong);
             }
             wanted = 2 * held.len();
         }
@@ -218,7 +218,7 @@ mod tests {
 
     fn all(mut text: TextFile, separator: &str) -> Vec<String> {
         let mut parts = Vec::new();
-        while let Part::Text(part) = text.part(separator, 1 << 20).unwrap() {
+        while let TextPart::Text(part) = text.part(separator, 1 << 20).unwrap() {
             parts.push(part.to_owned());
         }
         parts
@@ -241,15 +241,15 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let text = [b"ab\n", "c".repeat(1 << 20).as_bytes()].concat();
         let mut open = file(&dir, &text);
-        assert_eq!(open.part("\n", 1000).unwrap(), Part::Text("ab"));
-        assert_eq!(open.part("\n", 1000).unwrap(), Part::TooLong);
+        assert_eq!(open.part("\n", 1000).unwrap(), TextPart::Text("ab"));
+        assert_eq!(open.part("\n", 1000).unwrap(), TextPart::TooLong);
         assert!(open.buffer.len() < 3 * PIECE);
         assert_eq!(file(&dir, &text).whole(1000).unwrap(), None);
         assert_eq!(file(&dir, &text).whole(text.len() as u64).unwrap().unwrap().len(), text.len());
         // A part of exactly the limit is accepted.
         let mut open = file(&dir, b"abc\ndefg");
-        assert_eq!(open.part("\n", 3).unwrap(), Part::Text("abc"));
-        assert_eq!(open.part("\n", 3).unwrap(), Part::TooLong);
+        assert_eq!(open.part("\n", 3).unwrap(), TextPart::Text("abc"));
+        assert_eq!(open.part("\n", 3).unwrap(), TextPart::TooLong);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         assert!(file(&dir, b"a").part("", 10).unwrap_err().to_string().contains("separator"));
         let bytes = [b"good\n".as_slice(), b"b\xffd"].concat();
         let mut open = file(&dir, &bytes);
-        assert_eq!(open.part("\n", 10).unwrap(), Part::Text("good"));
+        assert_eq!(open.part("\n", 10).unwrap(), TextPart::Text("good"));
         assert!(open.part("\n", 10).unwrap_err().to_string().contains("invalid UTF-8 at byte 6"));
         assert!(file(&dir, &bytes).whole(10).unwrap_err().to_string().contains("invalid UTF-8 at byte 6"));
         assert!(matches!(TextFile::open(dir.path()), Err(Error::WrongKind { .. })));

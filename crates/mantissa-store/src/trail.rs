@@ -62,10 +62,10 @@ impl TrailingHash {
     /// The system provides no second handle or no thread.
     pub(crate) fn begin(file: &File) -> io::Result<Self> {
         let (file, shared) = (file.try_clone()?, Arc::new(Shared::default()));
-        let of_thread = Arc::clone(&shared);
+        let shared_state = Arc::clone(&shared);
         // Allocate here: a thread's first allocation would reserve address space of its own.
         let mut piece = vec![0; PIECE];
-        let work = move || hash(&file, &of_thread, &mut piece);
+        let work = move || hash(&file, &shared_state, &mut piece);
         let thread = thread::Builder::new().name("output hash".into()).stack_size(STACK).spawn(work)?;
         Ok(Self { shared, thread: Some(thread) })
     }

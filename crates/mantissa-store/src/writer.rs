@@ -1,6 +1,6 @@
 //! Writes one safetensors file: header first, then tensors in any order, whole or in ranges.
 //!
-//! The bytes equal those of the reference implementation's writer: tensors by descending dtype alignment and then by
+//! The bytes equal the output of the reference implementation's writer: tensors by descending dtype alignment and then by
 //! name, a compact header padded with spaces to 8 bytes.
 
 use std::collections::{BTreeMap, HashMap};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mantissa_model::{Batch, ModelConfig};
 use mantissa_num::round::random_u32;
 use mantissa_train::{
-    Optimizer, Options, Parameters, Part, Plan, Policy, Profile, TrainModel, next_token_targets,
+    MemoryPlan, Optimizer, Options, Parameters, Policy, Profile, StepPart, TrainModel, next_token_targets,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -35,7 +35,7 @@ fn main() {
     });
     let config = ModelConfig::from_json(&config, "step").expect("a config");
     let options = Options { max_tokens: SEQUENCES * LEN, max_len: LEN, threads, policy: policy.clone() };
-    let plan = Plan::new(&config, &options);
+    let plan = MemoryPlan::new(&config, &options);
     let parameters = config.parameters();
     let params = Parameters::random(&config, 0.02, 1).expect("memory");
     let recipe = settings.recipe();
@@ -49,7 +49,7 @@ fn main() {
     let lens = [LEN; SEQUENCES];
     let batch = Batch { tokens: &tokens, lens: &lens };
     let targets = next_token_targets(&batch);
-    let mut best = (Duration::MAX, [Duration::ZERO; Part::ALL.len()]);
+    let mut best = (Duration::MAX, [Duration::ZERO; StepPart::ALL.len()]);
     println!("{parameters} parameters, {} tokens, {threads} threads", tokens.len());
     for step in 1..=steps {
         model.profile().reset();
@@ -62,11 +62,11 @@ fn main() {
         let (loss, cpu, wall) = (loss.mean(), took.as_secs_f64(), wall.as_secs_f64());
         println!("step {step}: loss {loss:.5}, gradient norm {norm:.5}, {cpu:.3} CPU-s, {wall:.3} s");
         if took < best.0 {
-            best = (took, Part::ALL.map(|part| model.profile().get(part)));
+            best = (took, StepPart::ALL.map(|part| model.profile().get(part)));
         }
     }
     println!("\nprofile of the cheapest step, ms of CPU");
-    for (part, time) in Part::ALL.iter().zip(best.1) {
+    for (part, time) in StepPart::ALL.iter().zip(best.1) {
         println!("{:<18} {:8.1}", format!("{part:?}"), time.as_secs_f64() * 1e3);
     }
     let rest = best.0.saturating_sub(best.1.iter().sum());

@@ -247,7 +247,7 @@ impl Parameters {
         }
     }
 
-    /// Returns the storage precision; f32 if matrices are INT8, whose values are those of f32 products.
+    /// Returns the storage precision; f32 if matrices are INT8, whose values are f32 products.
     pub fn precision(&self) -> Precision {
         self.store.precision()
     }

@@ -11,7 +11,7 @@ use crate::model::TrainModel;
 const FACTOR: f32 = 0.001;
 
 impl TrainModel {
-    /// Sets the factor of the load-balancing loss of models with experts; 0 turns it off. By default that of the
+    /// Sets the factor of the load-balancing loss of models with experts; 0 turns it off. By default the factor of the
     /// config (`router_aux_loss_coef`), or 0.001.
     pub fn set_balance_factor(&mut self, factor: f32) {
         self.balance_factor = Some(factor);
@@ -65,8 +65,8 @@ impl TrainModel {
     }
 }
 
-/// Adds to `gradient` that of the load-balancing loss in a token's router `logits`, which are overwritten. `slopes` are
-/// those in the softmax p: `dl = p (slope - Σ p slope)`. Does nothing without slopes.
+/// Adds to `gradient` the gradient of the load-balancing loss in a token's router `logits`, which are overwritten. `slopes` are
+/// ∂loss/∂p of the softmax p: `dl = p (slope - Σ p slope)`. Does nothing without slopes.
 pub(crate) fn add_slopes(slopes: &[f32], logits: &mut [f32], gradient: &mut [f32]) {
     if slopes.is_empty() {
         return;

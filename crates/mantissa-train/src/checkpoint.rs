@@ -332,7 +332,7 @@ fn read(
         let hint = "resume with the model, policy and optimizer of the checkpoint";
         return Err(Error::field(file.path(), name, found, allowed, hint).into());
     }
-    // The shape is that of an array in memory, so its length fits an address.
+    // The array is in memory, so its length fits an address.
     let len = meta.len as usize;
     let mut bytes = vec![0; PIECE.min(len)];
     for at in (0..len).step_by(PIECE) {

@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(config.format_of(Path::new("c.jsonl")), jsonl);
     }
 
-    /// Settings of every optimizer are read back as they were written; the order of the older keys is that of
+    /// Settings of every optimizer are read back as they were written; the older keys keep the order of
     /// earlier versions, whose checkpoints hold it.
     #[test]
     fn settings_of_every_optimizer_are_resolved_and_read_back() {

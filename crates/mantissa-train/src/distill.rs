@@ -193,7 +193,7 @@ impl TrainModel {
     }
 }
 
-/// Final norm and head of a teacher that does not share those of the model in training.
+/// Final norm and head of a teacher that does not share them with the model in training.
 #[derive(Debug)]
 pub struct TeacherHead {
     /// Weight of the norm, `[hidden]`.

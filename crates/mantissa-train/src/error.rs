@@ -82,7 +82,7 @@ pub enum TrainError {
         /// Values that can be trained.
         allowed: &'static str,
     },
-    /// The settings are not those of the run that wrote the checkpoint.
+    /// The settings differ from the run that wrote the checkpoint.
     #[error(
         "{}: settings: expected those of the run, got {}; fix: resume with the original settings, or rerun with --restart",
         .path.display(),

@@ -31,7 +31,7 @@ const TEMPLATE: &str = "chat_template.jinja";
 pub struct TokenizerFiles<'a> {
     /// Folder with its files.
     pub dir: &'a Path,
-    /// Chat template that replaces that of the folder.
+    /// Chat template that replaces the folder's.
     pub template: Option<&'a str>,
 }
 

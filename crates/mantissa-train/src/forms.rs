@@ -172,15 +172,15 @@ impl Forms {
         self.fprop[0].make(rule, x.lines(), making);
     }
 
-    /// Keeps the mask of X of fprop, if gradients of clipped values are 0; `place` is that of the first linear layer
-    /// that reads it.
+    /// Keeps the mask of X of fprop, if gradients of clipped values are 0; `place` is the place of the first linear
+    /// layer that reads it.
     pub(crate) fn keep_mask(&mut self, place: usize, rule: &Rule, x: Matrix<'_>, making: Making<'_>) {
         if rule.masks() {
             rule.mask(x.lines(), making, &mut self.masks[place]);
         }
     }
 
-    /// Brings the gradient `dx` of fprop's X for the tokens from `first` on, rows of `cols`, to that of the values it was
+    /// Turns `dx`, ∂L/∂X of fprop for the tokens from `first` on, rows of `cols`, into the gradient of the values that X was
     /// made from; place, rule and making as in [`keep_mask`](Self::keep_mask).
     pub(crate) fn pass_back_x(
         &self,
@@ -195,7 +195,7 @@ impl Forms {
         }
     }
 
-    /// Adds to `dw` the gradient that `product` computes with respect to fprop's W, brought to that of the weight `w`.
+    /// Adds to `dw` the gradient that `product` computes with respect to fprop's W, turned into the gradient of the weight `w`.
     pub(crate) fn pass_back_w(
         &mut self,
         rule: &Rule,
@@ -215,7 +215,7 @@ impl Forms {
         mantissa_kernels::kernels().axpy(1.0, passed, dw);
     }
 
-    /// Adds to `dw` the gradient of the weight `w` with learned scales, and returns that of the `count` scales; `product`
+    /// Adds to `dw` the gradient of the weight `w` with learned scales, and returns the gradient of the `count` scales; `product`
     /// computes the gradient with respect to fprop's W.
     pub(crate) fn learn_w(
         &mut self,

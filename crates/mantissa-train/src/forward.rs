@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use mantissa_kernels::kernels;
 use mantissa_model::config::NormPlaces;
-use mantissa_model::flow::{Activations, ExtraScratch, Job, MlpRows, Operators, Sequences};
+use mantissa_model::flow::{Activations, ExtraScratch, MatmulJob, MlpRows, Operators, Sequences};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{Batch, ForwardError, LinearInput, LinearKind};
 
@@ -19,7 +19,7 @@ use crate::operand::Operand;
 use crate::ops::LayerOps;
 use crate::plan::{Mixture, Saved, Scratch};
 use crate::products::{Input, Products};
-use crate::profile::{Part, Profile};
+use crate::profile::{Profile, StepPart};
 use crate::rows::PART;
 use crate::stop::Stop;
 
@@ -74,7 +74,7 @@ impl Saving<'_> {
             }
             _ => return,
         };
-        self.profile.time(Part::Copies, || to.copy_from_slice(x));
+        self.profile.time(StepPart::Copies, || to.copy_from_slice(x));
     }
 }
 
@@ -89,7 +89,7 @@ impl Operators for Saving<'_> {
         };
         // The flow asks only for norms in the config, and the layer has those.
         let Some(norm) = self.layer.norm(kind) else { return };
-        self.profile.time(Part::Norm, || norm.run(self.params, x, out, rounded, self.threads));
+        self.profile.time(StepPart::Norm, || norm.run(self.params, x, out, rounded, self.threads));
         self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
     }
 
@@ -98,7 +98,7 @@ impl Operators for Saving<'_> {
         input: LinearInput,
         x: &[f32],
         tokens: usize,
-        jobs: &mut [Job<'_>],
+        jobs: &mut [MatmulJob<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
         let products =
@@ -110,7 +110,7 @@ impl Operators for Saving<'_> {
             let fresh = self.is_fresh(input);
             let (rounded, read) = (&mut self.inputs[index], &mut self.read[index]);
             if fresh {
-                self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
+                self.profile.time(StepPart::Rounding, || rounded.round(*read, cols, x, self.threads));
             }
             let x = Input { exact: x, rounded: rounded.at_row(*read, cols, x) };
             *read += x.rounded.len() / cols;
@@ -130,7 +130,7 @@ impl Operators for Saving<'_> {
 
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
         let Some(side) = self.layer.side(kind) else { return };
-        self.profile.time(Part::Fprop, || side.narrow(self.params, x, out, self.threads));
+        self.profile.time(StepPart::Fprop, || side.narrow(self.params, x, out, self.threads));
         if kind == SideKind::Router {
             self.router[..out.len()].copy_from_slice(out);
         }
@@ -144,7 +144,7 @@ impl Operators for Saving<'_> {
 /// Buffers of a layer's pass, and the saved activations that it does not write to itself.
 type Borrowed<'a> = (Activations<'a>, &'a mut Forms);
 
-/// Takes the buffers that a pass through `layer` writes, of `saved` those of the given names.
+/// Takes the buffers that a pass through `layer` writes, from `saved` only the given names.
 fn activations<'a>(
     layer: &LayerOps,
     scratch: &'a mut Scratch,
@@ -194,7 +194,7 @@ struct SavedBuffers<'a> {
     lse: &'a mut [f32],
     gate: &'a mut [f32],
     up: &'a mut [f32],
-    choices: &'a mut Vec<mantissa_model::flow::Choice>,
+    choices: &'a mut Vec<mantissa_model::flow::ExpertChoice>,
 }
 
 impl TrainModel {
@@ -217,7 +217,7 @@ impl TrainModel {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = tokens * self.config.hidden_size;
         let (x, out) = (&scratch.residual[..len], &mut scratch.normed[..len]);
-        self.profile.time(Part::Norm, || {
+        self.profile.time(StepPart::Norm, || {
             self.final_norm.run(params, x, out, &mut scratch.head_input, self.options.threads);
         });
         self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
@@ -264,19 +264,23 @@ impl TrainModel {
                 draws,
             };
             let keep = |from: &[f32], to: &mut [f32]| {
-                self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
+                self.profile.time(StepPart::Copies, || to[..len].copy_from_slice(&from[..len]));
             };
             // The residual stream is overwritten in place, so the input of each half is copied for the backward.
             keep(activations.residual, residual);
-            self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
-                layer.flow.run_attention(&mut operators, seqs, &mut activations)
-            })?;
+            self.profile.time_without(
+                StepPart::Attention,
+                &[StepPart::Norm, StepPart::Rounding, StepPart::Fprop],
+                || layer.flow.run_attention(&mut operators, seqs, &mut activations),
+            )?;
             if !layer.is_parallel() {
                 keep(activations.residual, middle);
             }
-            self.profile.time_without(Part::Gate, &[Part::Norm, Part::Rounding, Part::Fprop], || {
-                layer.flow.run_mlp(&mut operators, seqs, &mut activations)
-            })?;
+            self.profile.time_without(
+                StepPart::Gate,
+                &[StepPart::Norm, StepPart::Rounding, StepPart::Fprop],
+                || layer.flow.run_mlp(&mut operators, seqs, &mut activations),
+            )?;
         }
         Ok(())
     }
@@ -287,7 +291,7 @@ impl TrainModel {
         let (params, first) = (&self.params, self.embedding.start);
         let rows = Self::sequences(batch).rows;
         let (states, padding) = self.scratch.residual[..rows * d].split_at_mut(batch.tokens.len() * d);
-        self.profile.time(Part::Embedding, || {
+        self.profile.time(StepPart::Embedding, || {
             for (&token, state) in batch.tokens.iter().zip(states.chunks_exact_mut(d)) {
                 let row = first + token as usize * d;
                 params.get(row..row + d).widen(state);

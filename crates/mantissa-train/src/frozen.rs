@@ -24,7 +24,7 @@ pub type Formats = BTreeMap<String, Format>;
 pub(crate) struct Base {
     /// Settings that the model is tuned with.
     pub(crate) tuning: Tuning,
-    /// Tensors kept as values. Their ranges begin where those of the trained tensors end.
+    /// Tensors kept as values. Their ranges begin where the ranges of the trained tensors end.
     table: ParamTable,
     first: usize,
     store: Store,

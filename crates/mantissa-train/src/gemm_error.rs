@@ -90,7 +90,7 @@ impl Exact<'_> {
         sums
     }
 
-    /// Returns lines of the left operand along the contraction axis; those of wgrad are columns of dY.
+    /// Returns lines of the left operand along the contraction axis; wgrad takes columns of dY.
     fn lines(self, block: Range<usize>, k: usize, rows: usize) -> Vec<f32> {
         match self.gemm {
             Gemm::Wgrad => {

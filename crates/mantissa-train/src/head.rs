@@ -12,7 +12,7 @@ use crate::loss::{IGNORE_TARGET, Loss};
 use crate::model::TrainModel;
 use crate::plan::HEAD_ROWS;
 use crate::policy::Gemm;
-use crate::profile::Part;
+use crate::profile::StepPart;
 use crate::rows::rows;
 use crate::store::StoreRef;
 
@@ -48,13 +48,13 @@ impl TrainModel {
                 let (x, w) = (states, params.get(head.weight()));
                 watch.gemm(at, head, Exact { gemm: Gemm::Fprop, left: x, right: w }, None);
                 let states = s.head_input.at_row(part.start, d, states);
-                profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
+                profile.time(StepPart::Head, || head.fprop(params, states, logits, false, threads));
                 watch.result(at, "fprop y", logits);
                 let multiply = |x: &[f32], out: &mut [f32]| {
                     head.fprop_f32(params, x, out, threads);
                     soft(cap, out);
                 };
-                profile.time(Part::CrossEntropy, || {
+                profile.time(StepPart::CrossEntropy, || {
                     soft(cap, logits);
                     let capped = &mut s.capped[..if cap.is_some() { logits.len() } else { 0 }];
                     capped.copy_from_slice(&logits[..capped.len()]);
@@ -74,12 +74,12 @@ impl TrainModel {
                     Exact { gemm: Gemm::Wgrad, left: logits, right: StoreRef::F32(x) },
                     None,
                 );
-                profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
+                profile.time(StepPart::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
                 if !bias.is_empty() {
                     logits.chunks_exact(vocab).for_each(|dy| kernels().axpy(1.0, dy, &mut bias));
                 }
                 let logits = s.head_gradient.of(logits);
-                profile.time(Part::Head, || {
+                profile.time(StepPart::Head, || {
                     head.dgrad(params, logits, d_normed, false, threads);
                     if let Some(dw) = dw.as_deref_mut() {
                         head.wgrad_into(logits, states, dw, threads);
@@ -98,7 +98,7 @@ impl TrainModel {
         head.add_bias_grad(&bias, &mut self.grads);
         let pair = (&s.residual[..tokens * d], &s.d_normed[..tokens * d]);
         let dx = &mut s.d_residual[..tokens * d];
-        profile.time(Part::NormBackward, || {
+        profile.time(StepPart::NormBackward, || {
             dx.fill(0.0);
             self.final_norm.backward(params, d, pair, dx, &mut s.partials, &mut self.grads, threads);
         });

@@ -72,7 +72,7 @@ impl LayerTrainer {
     /// Predicts the bytes of a layer: weights, their gradients, and saved activations for a batch of
     /// `options`.
     pub fn bytes_needed(config: &ModelConfig, options: &Options) -> u64 {
-        crate::plan::Plan::new(&single(config, 0), options).bytes()
+        crate::plan::MemoryPlan::new(&single(config, 0), options).bytes()
     }
 
     /// Predicts the extra bytes of one [quantized](Self::quantize_input) input.
@@ -133,7 +133,7 @@ impl LayerTrainer {
     /// [`forward`](Self::forward)'s output. They overwrite the previous gradients.
     ///
     /// # Panics
-    /// If `lens` differ from those of the forward.
+    /// If `lens` differ from the forward.
     pub fn backward(&mut self, d_states: &[f32], lens: &[usize]) {
         self.model.grads.zero();
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
@@ -143,7 +143,7 @@ impl LayerTrainer {
     /// Computes weight gradients and the input gradient in one pass; `d_states` becomes the latter.
     ///
     /// # Panics
-    /// If `lens` differ from those of the forward.
+    /// If `lens` differ from the forward.
     pub fn all_gradients(&mut self, d_states: &mut [f32], lens: &[usize]) {
         self.model.grads.zero();
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
@@ -160,7 +160,7 @@ impl LayerTrainer {
     /// by the gradient of its input. Consumes the saved activations.
     ///
     /// # Panics
-    /// If `lens` differ from those of the forward.
+    /// If `lens` differ from the forward.
     pub fn input_gradient(&mut self, d_states: &mut [f32], lens: &[usize]) {
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
         self.model.layer_backward(0, lens, Wanted::Input);

@@ -67,11 +67,11 @@ impl<'a> LearnedScales<'a> {
     pub(crate) fn initial(&self, weight: &[f32], cols: usize) -> Vec<f32> {
         let width = self.scheme.format.blocks().len(1, cols).max(1);
         let blocks = weight.chunks_exact(cols.max(1)).flat_map(|row| row.chunks(width));
-        let of_block = |block: &[f32]| {
+        let block_values = |block: &[f32]| {
             let sum: f64 = block.iter().map(|w| f64::from(w.abs())).sum();
             (2.0 * sum / block.len() as f64 / f64::from(self.range.1).sqrt()) as f32
         };
-        blocks.map(of_block).collect()
+        blocks.map(block_values).collect()
     }
 
     /// Backward of fake quantization for one row: turns `gradient` from ∂L/∂ŵ into ∂L/∂w in place and adds ∂L/∂s to

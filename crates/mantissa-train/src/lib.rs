@@ -5,14 +5,14 @@
 //! written by hand, layer by layer. A [`LinearPolicy`] sets the operand dtypes of every matmul. An
 //! [`Optimizer`] updates the parameters.
 //!
-//! Memory is planned: everything is allocated when a model is made, [`Plan`] predicts the bytes, and steps
+//! Memory is planned: everything is allocated when a model is made, [`MemoryPlan`] predicts the bytes, and steps
 //! allocate nothing that grows with the model. Saved per layer are its two residual inputs, q and k after
 //! RoPE, v, the attention output with the log-sum-exp of its scores, gate and up, and the inputs of linear
 //! layers if rounded to 16 bits. Norms, the MLP activation and attention weights are recomputed.
 //!
 //! A step gives the same bits at every thread count: rows, heads and output features are split over threads;
 //! sums over tokens are not split, or in fixed parts. Matmuls have one arithmetic at every instruction set
-//! level; those of bf16 do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
+//! level; bf16 matmuls do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
 #![forbid(unsafe_code)]
 
 // Layer: Training data, stored values and errors.
@@ -91,17 +91,17 @@ pub use loss::{IGNORE_TARGET, Loss, next_token_targets};
 pub use model::TrainModel;
 pub use operand::range_slope;
 pub use optim::{
-    AdamW, AdamWOptions, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, RateScales, Recipe, Sgd,
+    AdamW, AdamWOptions, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, OptimizerSpec, RateScales, Sgd,
     SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
 pub use pages::Paged;
 pub use param_table::{ParamInfo, ParamTable};
-pub use plan::{Options, Plan};
+pub use plan::{MemoryPlan, Options};
 pub use policy::{
     GemmPolicy, Keep, LinearPolicy, Master, OperandPolicy, OperandSource, Policy, PolicyTable, Rotation,
     Signs, TableFault, recipes,
 };
-pub use profile::{Part, Profile};
+pub use profile::{Profile, StepPart};
 pub use sampled::SampledHead;
 pub use stop::Stop;
 pub use store::Precision;

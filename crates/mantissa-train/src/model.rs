@@ -24,7 +24,7 @@ use crate::ops::LayerOps;
 use crate::param_table::ParamTable;
 use crate::plan::{Options, Saved, Scratch, allocate};
 use crate::policy::{LinearPolicy, Master};
-use crate::profile::{Part, Profile};
+use crate::profile::{Profile, StepPart};
 use crate::stop::Stop;
 use crate::support::check_model;
 
@@ -253,13 +253,13 @@ impl TrainModel {
 
     /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self) {
-        self.profile.time(Part::Copies, || self.grads.zero());
+        self.profile.time(StepPart::Copies, || self.grads.zero());
         self.routed.iter_mut().for_each(|counts| counts.fill(0));
     }
 
     /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: `1 /
     /// targets` gives the gradient of the mean. `targets[i]` is the token after token `i`, or
-    /// [`IGNORE_TARGET`]. With experts, the gradient includes that of the load-balancing loss of this batch, with the
+    /// [`IGNORE_TARGET`]. With experts, the gradient includes the load-balancing loss of this batch, with the
     /// weight of the mean loss; the loss does not.
     ///
     /// # Errors
@@ -415,7 +415,7 @@ impl TrainModel {
         }
         let d = self.config.hidden_size;
         let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);
-        self.profile.time(Part::Embedding, || {
+        self.profile.time(StepPart::Embedding, || {
             grads.add(self.embedding.clone(), |table| {
                 // Token by token, so that repeated rows are summed in batch order.
                 let scale = self.config.embedding_scale.unwrap_or(1.0);
@@ -464,9 +464,9 @@ fn rounded_weight(
 
 /// Returns a count of 0 for each expert of each layer.
 fn expert_counts(config: &ModelConfig) -> Vec<Vec<u64>> {
-    let of_layer = |layer| {
+    let layer_params = |layer| {
         let experts = config.experts.as_ref().filter(|experts| experts.layers[layer]);
         vec![0; experts.map_or(0, |experts| experts.count.into())]
     };
-    (0..config.num_hidden_layers).map(of_layer).collect()
+    (0..config.num_hidden_layers).map(layer_params).collect()
 }

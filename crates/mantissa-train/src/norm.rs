@@ -89,7 +89,7 @@ impl NormOp {
     }
 
     /// Adds to `dx`, in rows of `row` values (a multiple of the width), the gradient of its input `x` from the
-    /// output's gradient `dy`, and to `grads` those of its parameters. `partials` is scratch.
+    /// output's gradient `dy`, and to `grads` the gradients of its parameters. `partials` is scratch.
     pub(crate) fn backward(
         &self,
         params: &Parameters,
@@ -139,7 +139,7 @@ impl NormValues<'_> {
         }
     }
 
-    /// Adds to `dx` the gradient of `x` from the output's gradient `dy`, and writes those of the parameters to
+    /// Adds to `dx` the gradient of `x` from the output's gradient `dy`, and writes the gradients of the parameters to
     /// `partial`: weight, then bias.
     pub(crate) fn backward(&self, x: &[f32], dy: &[f32], dx: &mut [f32], partial: &mut [f32]) {
         partial.fill(0.0);

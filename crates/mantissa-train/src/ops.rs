@@ -102,7 +102,7 @@ impl LayerOps {
         &self.linears[&kind]
     }
 
-    /// Returns the largest magnitude of the weights that are fused with that of `kind`, its own included; `None` if it is
+    /// Returns the largest magnitude of the weights that are fused with the weight of `kind`, its own included; `None` if it is
     /// not fused, or a frozen weight.
     pub(crate) fn fused_amax(&self, params: &Parameters, kind: LinearKind, threads: usize) -> Option<f32> {
         let group = kind.fused()?;

@@ -19,17 +19,17 @@ use crate::rows::PART;
 pub(crate) use buffers::{Mixture, Saved, Scratch, allocate};
 pub(crate) use options::HEAD_ROWS;
 pub use options::Options;
-use sizes::{Share, Sizes, choice_bytes, has_experts};
+use sizes::{SharedOperand, Sizes, choice_bytes, has_experts};
 
 /// Memory of a model in training by purpose. Not included: optimizer state
 /// ([`AdamW::bytes`](crate::AdamW::bytes)), and the matmul packing buffers of about one L2 cache per thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct MemoryPlan {
     /// Names and bytes.
     pub entries: Vec<(&'static str, u64)>,
 }
 
-impl Plan {
+impl MemoryPlan {
     /// Predicts the memory of a model with `options`.
     pub fn new(config: &ModelConfig, options: &Options) -> Self {
         Self::with_table(config, options, &ParamTable::with_scales(config, &options.policy))
@@ -54,7 +54,7 @@ impl Plan {
         let policy = &options.policy;
         let saved_bytes = |layer| {
             let mixed = has_experts(config, layer);
-            let inputs = sizes.inputs(mixed).iter().map(Share::bytes).sum();
+            let inputs = sizes.inputs(mixed).iter().map(SharedOperand::bytes).sum();
             let choices = choice_bytes(if mixed { sizes.choices() } else { 0 });
             bytes(&sizes.saved(mixed)).saturating_add(inputs).saturating_add(choices)
         };
@@ -67,7 +67,7 @@ impl Plan {
             ("logits", logits),
             ("scratch", bytes(&sizes.scratch()).saturating_sub(logits) + 2 * choice_bytes(sizes.choices())),
         ];
-        let shared = sizes.rounded().iter().map(Share::bytes).sum::<u64>();
+        let shared = sizes.rounded().iter().map(SharedOperand::bytes).sum::<u64>();
         let all = [&policy.linear, &policy.head].iter().all(|linear| linear.shares_all(policy.weights));
         let own = match (all, policy.master) {
             (true, Master::Int8 { .. }) => decoded_weights(table, options.threads),
@@ -82,7 +82,7 @@ impl Plan {
         if quantized > 0 {
             entries.push(("quantized operands", quantized.saturating_add(histories)));
         }
-        Plan { entries }
+        MemoryPlan { entries }
     }
 
     /// Total bytes.
@@ -122,7 +122,7 @@ pub(crate) fn scores_per_thread(scores: &[f32], threads: usize) -> usize {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use mantissa_model::LoadError;
-    use mantissa_model::flow::Choice;
+    use mantissa_model::flow::ExpertChoice;
     use serde_json::json;
 
     use super::*;
@@ -176,7 +176,7 @@ mod tests {
         ] {
             let weights = policy.weights.bytes();
             let options = Options { max_tokens, max_len, threads, policy };
-            let plan = Plan::new(&config, &options);
+            let plan = MemoryPlan::new(&config, &options);
             let params = Parameters::random(&config, 0.1, 1).unwrap();
             let model = TrainModel::new(config.clone(), params, options).unwrap();
             let saved = model.saved.iter().flat_map(|s| {
@@ -188,7 +188,7 @@ mod tests {
             let s = &model.scratch;
             let m = &s.mixture;
             let choices = model.saved.iter().map(|s| &s.choices).chain(&m.by_token).map(Vec::capacity);
-            let choices = size_of::<Choice>() as u64 * choices.sum::<usize>() as u64;
+            let choices = size_of::<ExpertChoice>() as u64 * choices.sum::<usize>() as u64;
             let scratch = [
                 &s.residual,
                 &s.normed,
@@ -224,7 +224,7 @@ mod tests {
         for name in ["fp8-delayed", "fp8-blockwise", "nvfp4", "tetrajet2", "int8-switchback"] {
             let policy = Policy::by_name(name, 1).unwrap();
             let options = Options { max_tokens: 600, max_len: 40, threads: 2, policy };
-            let entries = Plan::new(&normed, &options).entries;
+            let entries = MemoryPlan::new(&normed, &options).entries;
             let planned = entries.iter().find(|(entry, _)| *entry == "quantized operands").unwrap().1;
             let params = Parameters::random(&normed, 0.1, 1).unwrap();
             let model = TrainModel::new(normed.clone(), params, options).unwrap();

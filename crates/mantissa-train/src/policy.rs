@@ -65,7 +65,7 @@ pub struct Policy {
     pub weights: Precision,
     /// Master copy.
     pub master: Master,
-    /// Storage precision of gradients; those of a batch accumulate in f32 and are rounded once.
+    /// Storage precision of gradients; a batch accumulates them in f32 and rounds once.
     pub gradients: Precision,
     /// Precision of the residual stream and its gradient; only f32 is supported.
     pub residual: Precision,

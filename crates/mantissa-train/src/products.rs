@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use mantissa_model::LinearKind;
-use mantissa_model::flow::Job;
+use mantissa_model::flow::MatmulJob;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
@@ -23,7 +23,7 @@ use crate::linear::LinearOp;
 use crate::operand::Operand;
 use crate::ops::LayerOps;
 use crate::policy::{Gemm, Side};
-use crate::profile::{Part, Profile};
+use crate::profile::{Profile, StepPart};
 use crate::store::StoreRef;
 
 /// Matmuls of one layer in one step.
@@ -104,13 +104,13 @@ impl<'a> Products<'a> {
         self.linear(kind).scales().map(|scales| self.params.get(scales.clone()))
     }
 
-    /// Runs `jobs`, which all read `x`. Rows of their outputs beyond those of `x` become 0 if operands are quantized.
-    pub(crate) fn fprop(self, forms: &mut Forms, x: Input<'_>, jobs: &mut [Job<'_>]) {
+    /// Runs `jobs`, which all read `x`. Rows of their outputs beyond the rows of `x` become 0 if operands are quantized.
+    pub(crate) fn fprop(self, forms: &mut Forms, x: Input<'_>, jobs: &mut [MatmulJob<'_>]) {
         let Some(first) = jobs.first().map(|job| job.kind) else { return };
-        for Job { kind, .. } in &*jobs {
+        for MatmulJob { kind, .. } in &*jobs {
             self.draws.watch.operand(self.at(*kind), OperandKind::X, &self.layer.policy, x.exact);
         }
-        for (i, Job { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
+        for (i, MatmulJob { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
             let (linear, threads) = (self.linear(*kind), self.draws.threads);
             self.prepare_weight(forms, *kind, Slot::Forward);
             if linear.rules().is_some() {
@@ -118,18 +118,18 @@ impl<'a> Products<'a> {
                 let operands = forms.of_fprop().map(|form| form.all());
                 let weight = forms.adapters.weight(self.params, linear, Slot::Forward);
                 self.compare(*kind, Gemm::Fprop, x.exact, weight, Some(operands));
-                self.profile.time(Part::Fprop, || {
+                self.profile.time(StepPart::Fprop, || {
                     linear.fprop_of(self.params, operands, out, *accumulate, threads);
                 });
             } else {
                 let weight = forms.adapters.weight(self.params, linear, Slot::Forward);
-                self.profile.time(Part::Fprop, || {
+                self.profile.time(StepPart::Fprop, || {
                     linear.fprop_with(self.params, weight, x.rounded, out, *accumulate, threads);
                 });
             }
             if let Some(adapted) = self.adapted(*kind) {
                 let own = &mut out[..x.exact.len() / linear.cols() * linear.rows()];
-                self.profile.time(Part::Fprop, || adapted.fprop(&mut forms.adapters, x.rounded, own));
+                self.profile.time(StepPart::Fprop, || adapted.fprop(&mut forms.adapters, x.rounded, own));
             }
             self.draws.watch.result(self.at(*kind), "fprop y", out);
         }
@@ -142,7 +142,7 @@ impl<'a> Products<'a> {
 
     /// Makes the values of a frozen weight, and DoRA's factors.
     fn prepare_weight(self, forms: &mut Forms, kind: LinearKind, slot: Slot) {
-        self.profile.time(Part::Rounding, || {
+        self.profile.time(StepPart::Rounding, || {
             forms.adapters.prepare(self.params, self.linear(kind), slot, self.draws.threads);
         });
     }
@@ -178,7 +178,7 @@ impl<'a> Products<'a> {
     fn prepare_fprop(self, forms: &mut Forms, kind: LinearKind, x: Option<(LinearKind, &[f32])>) {
         let linear = self.linear(kind);
         let Some(rules) = linear.rules() else { return };
-        self.profile.time(Part::Rounding, || {
+        self.profile.time(StepPart::Rounding, || {
             if let Some((first, x)) = x {
                 let x = Matrix::new(StoreRef::F32(x), linear.cols());
                 let making = self.making(first, Gemm::Fprop, Side::Left);
@@ -198,7 +198,7 @@ impl<'a> Products<'a> {
         dy: &'b [f32],
         rounded: &'b mut Operand,
     ) -> OutputGradient<'b> {
-        self.profile.time(Part::Rounding, || {
+        self.profile.time(StepPart::Rounding, || {
             rounded.round(0, self.linear(kind).rows(), dy, self.draws.threads);
         });
         self.rounded_output(kind, dy, rounded)
@@ -235,12 +235,12 @@ impl<'a> Products<'a> {
             let (linear, threads) = (self.linear(*kind), self.draws.threads);
             if let Some(adapted) = self.adapted(*kind) {
                 let adapters = &mut forms.adapters;
-                self.profile.time(Part::Wgrad, || {
+                self.profile.time(StepPart::Wgrad, || {
                     adapted.wgrad(adapters, x.rounded, (dy, *rounded), grads);
                 });
             }
             if !grads.holds(&linear.weight()) {
-                self.profile.time(Part::Wgrad, || linear.bias_grad(dy, grads));
+                self.profile.time(StepPart::Wgrad, || linear.bias_grad(dy, grads));
                 continue; // frozen
             }
             if linear.rules().is_some() {
@@ -248,14 +248,14 @@ impl<'a> Products<'a> {
                 x_is_made = true;
                 let operands = forms.of_wgrad().map(|form| form.all());
                 self.compare(*kind, Gemm::Wgrad, dy, StoreRef::F32(x.exact), Some(operands));
-                self.profile.time(Part::Wgrad, || self.wgrad_of_forms(forms, *kind, grads));
+                self.profile.time(StepPart::Wgrad, || self.wgrad_of_forms(forms, *kind, grads));
             } else {
                 // Here all tokens are at hand; the forward has some at a time, as many as there are threads for.
                 self.compare(*kind, Gemm::Fprop, x.exact, self.params.get(linear.weight()), None);
                 self.compare(*kind, Gemm::Wgrad, dy, StoreRef::F32(x.exact), None);
-                self.profile.time(Part::Wgrad, || linear.wgrad(*rounded, x.rounded, grads, threads));
+                self.profile.time(StepPart::Wgrad, || linear.wgrad(*rounded, x.rounded, grads, threads));
             }
-            self.profile.time(Part::Wgrad, || linear.bias_grad(dy, grads));
+            self.profile.time(StepPart::Wgrad, || linear.bias_grad(dy, grads));
         }
         if !self.draws.watch.is_off() {
             for OutputGradient { kind, .. } in outputs {
@@ -298,7 +298,7 @@ impl<'a> Products<'a> {
     fn prepare_wgrad(self, forms: &mut Forms, kind: LinearKind, dy: &[f32], x: Option<(LinearKind, &[f32])>) {
         let linear = self.linear(kind);
         let Some(rules) = linear.rules() else { return };
-        self.profile.time(Part::Rounding, || {
+        self.profile.time(StepPart::Rounding, || {
             if let Some((first, x)) = x {
                 let x = Matrix::new(StoreRef::F32(x), linear.cols());
                 let forward = (&rules.fprop[0], self.making(first, Gemm::Fprop, Side::Left));
@@ -316,14 +316,14 @@ impl<'a> Products<'a> {
             self.prepare_weight(forms, *kind, Slot::of(*kind));
             if let Some(adapted) = self.adapted(*kind) {
                 let adapters = &mut forms.adapters;
-                self.profile.time(Part::Dgrad, || adapted.prepare_dgrad(adapters, *rounded));
+                self.profile.time(StepPart::Dgrad, || adapted.prepare_dgrad(adapters, *rounded));
             }
             let Some(rules) = linear.rules() else {
                 let weight = forms.adapters.weight(self.params, linear, Slot::of(*kind));
                 self.compare(*kind, Gemm::Dgrad, dy, weight, None);
                 continue;
             };
-            self.profile.time(Part::Rounding, || {
+            self.profile.time(StepPart::Rounding, || {
                 let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
                 forms.dgrad_dy(slot, &rules.dgrad[0], dy, self.making(*kind, Gemm::Dgrad, Side::Left));
                 let forward = (&rules.fprop[1], self.making(*kind, Gemm::Fprop, Side::Right));
@@ -361,7 +361,7 @@ impl<'a> Products<'a> {
         }
         for (i, OutputGradient { kind, rounded, .. }) in outputs.iter().enumerate() {
             let (linear, accumulate) = (self.linear(*kind), accumulate || i > 0);
-            self.profile.time(Part::Dgrad, || {
+            self.profile.time(StepPart::Dgrad, || {
                 if linear.rules().is_some() {
                     let [dy, weight] = forms.of_dgrad(kind.slot());
                     let operands = [dy.all().slice(part.clone()), weight.all()];
@@ -379,14 +379,15 @@ impl<'a> Products<'a> {
         }
         let Some((rule, first)) = back.zip(outputs.first()) else { return };
         let making = self.making(first.kind, Gemm::Fprop, Side::Left);
-        self.profile.time(Part::Rounding, || {
+        self.profile.time(StepPart::Rounding, || {
             let dx = (part.start, &mut *dx, self.linear(first.kind).cols());
             forms.pass_back_x(self.linear(first.kind).place(), rule, dx, making);
         });
         // Adapters read the values themselves.
         for OutputGradient { kind, .. } in outputs {
             if let Some(adapted) = self.adapted(*kind) {
-                self.profile.time(Part::Dgrad, || adapted.dgrad(&forms.adapters, part.clone(), dx, threads));
+                self.profile
+                    .time(StepPart::Dgrad, || adapted.dgrad(&forms.adapters, part.clone(), dx, threads));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Part {
+pub enum StepPart {
     /// Embedding lookup and its gradient.
     Embedding,
     /// RMSNorm, in the forward and recomputed in the backward.
@@ -39,24 +39,24 @@ pub enum Part {
     Optimizer,
 }
 
-impl Part {
+impl StepPart {
     /// Every part, in step order.
-    pub const ALL: [Part; 15] = [
-        Part::Embedding,
-        Part::Norm,
-        Part::Rounding,
-        Part::Fprop,
-        Part::Attention,
-        Part::Gate,
-        Part::Head,
-        Part::CrossEntropy,
-        Part::Dgrad,
-        Part::Wgrad,
-        Part::AttentionBackward,
-        Part::GateBackward,
-        Part::NormBackward,
-        Part::Copies,
-        Part::Optimizer,
+    pub const ALL: [StepPart; 15] = [
+        StepPart::Embedding,
+        StepPart::Norm,
+        StepPart::Rounding,
+        StepPart::Fprop,
+        StepPart::Attention,
+        StepPart::Gate,
+        StepPart::Head,
+        StepPart::CrossEntropy,
+        StepPart::Dgrad,
+        StepPart::Wgrad,
+        StepPart::AttentionBackward,
+        StepPart::GateBackward,
+        StepPart::NormBackward,
+        StepPart::Copies,
+        StepPart::Optimizer,
     ];
 }
 
@@ -65,7 +65,7 @@ impl Part {
 #[derive(Debug, Default)]
 pub struct Profile {
     clock: Option<fn() -> Duration>,
-    nanos: [AtomicU64; Part::ALL.len()],
+    nanos: [AtomicU64; StepPart::ALL.len()],
 }
 
 impl Profile {
@@ -75,7 +75,7 @@ impl Profile {
     }
 
     /// Returns the time of a part.
-    pub fn get(&self, part: Part) -> Duration {
+    pub fn get(&self, part: StepPart) -> Duration {
         Duration::from_nanos(self.nanos[part as usize].load(Ordering::Relaxed))
     }
 
@@ -85,7 +85,7 @@ impl Profile {
     }
 
     /// Runs `f` and adds its time to `part`.
-    pub(crate) fn time<T>(&self, part: Part, f: impl FnOnce() -> T) -> T {
+    pub(crate) fn time<T>(&self, part: StepPart, f: impl FnOnce() -> T) -> T {
         let Some(clock) = self.clock else { return f() };
         let start = clock();
         let result = f();
@@ -94,7 +94,7 @@ impl Profile {
     }
 
     /// Runs `f` and adds its time to `part`, minus the time added to `inner` meanwhile.
-    pub(crate) fn time_without<T>(&self, part: Part, inner: &[Part], f: impl FnOnce() -> T) -> T {
+    pub(crate) fn time_without<T>(&self, part: StepPart, inner: &[StepPart], f: impl FnOnce() -> T) -> T {
         let Some(clock) = self.clock else { return f() };
         let sum = || inner.iter().map(|&part| self.get(part)).sum::<Duration>();
         let (start, before) = (clock(), sum());
@@ -103,7 +103,7 @@ impl Profile {
         result
     }
 
-    fn add(&self, part: Part, time: Duration) {
+    fn add(&self, part: StepPart, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.nanos[part as usize].fetch_add(nanos, Ordering::Relaxed);
     }

@@ -164,7 +164,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`TrainError::Diverged`] if loss or gradients are not finite and lowering the loss scale cannot help;
-    /// it names the first non-finite tensor, and the weights stay those of the last good step.
+    /// it names the first non-finite tensor, and the weights stay as after the last good step.
     /// [`TrainError::Data`], [`TrainError::Stopped`].
     pub fn step(&mut self) -> Result<StepReport, TrainError> {
         self.counted_step(None)
@@ -300,7 +300,7 @@ impl Trainer {
     }
 
     /// Repeats forward and backward one operator at a time and names the first with a non-finite input or
-    /// output. The numbers are those of the first run: weights are unchanged, and results do not depend on
+    /// output. The numbers equal the first run's: weights are unchanged, and results do not depend on
     /// threads.
     fn first_non_finite(&mut self, loss_scale: f32) -> Result<String, TrainError> {
         self.batches.seek(self.progress.cursor);

@@ -49,7 +49,7 @@ impl HeldOut {
     }
 
     /// Packs conversations into windows of up to `len` inputs and chooses at most `batches * batch` of them. `vocab_size`
-    /// is that of the tokenizer's ids.
+    /// is the number of the tokenizer's ids.
     ///
     /// # Errors
     /// [`DataError::Field`] if there is no line, or one is longer than a window.

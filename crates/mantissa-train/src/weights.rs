@@ -237,7 +237,7 @@ impl Int8Weights {
         ))
     }
 
-    /// Returns the f32 values at `range`, those of an INT8 matrix as [`Weights::open`] decoded them.
+    /// Returns the f32 values at `range`, of an INT8 matrix as [`Weights::open`] decoded them.
     pub(crate) fn opened(&mut self, range: Range<usize>) -> &mut [f32] {
         let part = &self.parts[self.part(range.start)];
         match part.matrix {

@@ -165,10 +165,10 @@ pub(super) fn contexts(
         own.logits(&tail(&ours[i]), |row, logits| sum.add(divergence(&expected[row], logits)))?;
         Ok(sum)
     })?;
-    let of_length = |(sums, &tokens): (&[Sum], &usize)| {
+    let length_sums = |(sums, &tokens): (&[Sum], &usize)| {
         let found = estimate(sums);
         let kl_se = Some(found.se).filter(|se| se.is_finite());
         found.mean.is_finite().then_some(AtContext { tokens, kl: found.mean, kl_se })
     };
-    Ok(sums.chunks(windows.len().max(1)).zip(&lengths).filter_map(of_length).collect())
+    Ok(sums.chunks(windows.len().max(1)).zip(&lengths).filter_map(length_sums).collect())
 }

@@ -1,11 +1,11 @@
-//! Examinations of a model, and what they look at.
+//! Examinations of a model, and what they read.
 
 use mantissa_eval::Sequence;
 use mantissa_model::ModelConfig;
 
+use super::activations::ActivationStats;
 use super::compared::Compared;
 use super::finding::{Finding, TokenAt};
-use super::look::Seen;
 use super::measurements::{Ablation, Alone, CacheScheme, Step};
 use super::request::Request;
 use super::trials::Trials;
@@ -38,9 +38,9 @@ pub struct Examined<'a> {
     /// First tokens of the text, in windows.
     pub windows: Vec<Sequence>,
     /// Pass over the text.
-    pub seen: Seen,
+    pub seen: ActivationStats,
     /// Pass over the calibration text.
-    pub calibration: Option<Seen>,
+    pub calibration: Option<ActivationStats>,
     /// The model on fewer tokens, for changes of all of it.
     pub(super) trials: Trials,
     /// The model beside its source.

@@ -94,13 +94,13 @@ impl Sampled<'_> {
 }
 
 fn mean_kurtosis(x: &[f32], width: usize) -> f64 {
-    let of_token = |token: &[f32]| {
+    let token_kurtosis = |token: &[f32]| {
         let n = token.len() as f64;
         let mean = token.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
         let moment = |power: i32| token.iter().map(|&x| (f64::from(x) - mean).powi(power)).sum::<f64>() / n;
         moment(4) / moment(2).powi(2)
     };
-    let all: Vec<f64> = x.chunks_exact(width).map(of_token).filter(|k| k.is_finite()).collect();
+    let all: Vec<f64> = x.chunks_exact(width).map(token_kurtosis).filter(|k| k.is_finite()).collect();
     all.iter().sum::<f64>() / all.len() as f64
 }
 

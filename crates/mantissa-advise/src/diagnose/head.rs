@@ -10,7 +10,7 @@ use crate::subject::is_plain;
 /// and int2-g32 .56 (measured 2026-11-26).
 const KL: f64 = 0.02;
 
-/// Least ratio of the head's KL to that of all layers together.
+/// Least ratio of the head's KL to the KL of all layers together.
 const TIMES: f64 = 2.0;
 
 /// Finds a head that costs more than all layers.

@@ -51,7 +51,7 @@ pub struct Ablation {
 /// A step of the ladder.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
-    /// Part that is relaxed, with those of all steps before.
+    /// Part that is relaxed, together with the parts of all earlier steps.
     pub relaxed: &'static str,
     /// KL(source ‖ relaxed model), nats/token.
     pub kl: f64,

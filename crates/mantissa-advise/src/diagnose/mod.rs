@@ -1,10 +1,11 @@
 //! Diagnosis of a model before and after quantization: examinations that measure it on a text, each with findings that
 //! have a place, figures, a remedy and the command that applies it.
 //!
-//! [`EXAMINATIONS`] is the registry, one file for each. Those of one pass read what `look` has observed of every
+//! [`EXAMINATIONS`] is the registry, one file for each. Examinations of one pass read the `activations` of every
 //! input of a linear layer, of the states between layers and of keys and values; others run the model again. A sound
 //! model must have no finding: thresholds are constants with their reason, and a test runs them over all test models.
 
+mod activations;
 mod cache_schemes;
 mod compared;
 mod examination;
@@ -13,7 +14,6 @@ mod finding;
 mod harm;
 mod head;
 mod ladder;
-mod look;
 mod measurements;
 mod outliers;
 mod overflow;
@@ -31,10 +31,10 @@ use mantissa_eval::{Sequence, check_sequences};
 use mantissa_model::{ModelConfig, WeightSource, load_config};
 use serde::Serialize;
 
+pub use self::activations::{ActivationStats, CacheStats, InputStats, LayerStats, Peak};
 pub use self::compared::{AtContext, AtPosition, Compared};
 pub use self::examination::{Examination, Examined};
 pub use self::finding::{Finding, Location, TokenAt};
-pub use self::look::{Peak, Seen, SeenCache, SeenInput, SeenLayer};
 pub use self::measurements::{Ablation, Alone, CacheScheme, Step};
 pub use self::request::{Names, Request};
 use self::trials::Trials;
@@ -112,7 +112,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ladder: Vec<Step>,
     /// Observations of the pass over the text.
-    pub layers: Vec<SeenLayer>,
+    pub layers: Vec<LayerStats>,
 }
 
 /// Runs every examination that can run. `progress` receives the number of finished [`steps`].
@@ -124,13 +124,13 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
     let windows = first_tokens(request.windows, &config);
     check_sequences(&config, &windows)?;
     let layers = config.num_hidden_layers;
-    let seen = look::look(request, &config, &windows, None, progress)?;
+    let seen = activations::collect(request, &config, &windows, None, progress)?;
     let calibration = match request.calibration {
         None => None,
         Some(given) => {
             let windows = first_tokens(given, &config);
             check_sequences(&config, &windows)?;
-            Some(look::look(request, &config, &windows, None, &|done| progress(layers + done))?)
+            Some(activations::collect(request, &config, &windows, None, &|done| progress(layers + done))?)
         }
     };
     let passes = 1 + usize::from(calibration.is_some());
@@ -153,7 +153,8 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
     examined.cache_schemes = cache_schemes::schemes(&examined)?;
     if let Some(calibrated) = &examined.calibration {
         // Errors under the ranges of another text need these ranges while the inputs are held.
-        let again = look::look(request, &examined.config, &examined.windows, Some(calibrated), &|_| {})?;
+        let again =
+            activations::collect(request, &examined.config, &examined.windows, Some(calibrated), &|_| {})?;
         examined.seen = again;
     }
     let mut report = Report { tokens: examined.seen.tokens, ..Report::default() };

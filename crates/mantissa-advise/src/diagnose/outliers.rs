@@ -5,9 +5,9 @@
 //! ratio and the error that int8 inputs cause in the products, and a rotation (QuaRot, Ashkboos et al. 2024,
 //! arXiv:2404.00456) that removes most of it.
 
+use super::activations::InputStats;
 use super::examination::{Examination, Examined};
 use super::finding::{Finding, Location};
-use super::look::SeenInput;
 use crate::error::Result;
 
 /// Largest channel over the median channel. Inputs of the test models reach 14 (measured 2026-11-26); published
@@ -39,7 +39,7 @@ impl Examination for Outliers {
     fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
         let inputs =
             of.seen.layers.iter().flat_map(|layer| layer.inputs.iter().map(move |i| (layer.layer, i)));
-        let found: Vec<(usize, &SeenInput)> = inputs.filter(|(_, input)| suffers(input)).collect();
+        let found: Vec<(usize, &InputStats)> = inputs.filter(|(_, input)| suffers(input)).collect();
         // One finding for each channel: a channel of the residual stream shows in every layer.
         let mut findings: Vec<Finding> = Vec::new();
         for (layer, input) in &found {
@@ -53,7 +53,7 @@ impl Examination for Outliers {
     }
 }
 
-fn suffers(input: &SeenInput) -> bool {
+fn suffers(input: &InputStats) -> bool {
     let error = input.error_own.filter(|_| input.dynamic).unwrap_or(input.error_by_token);
     // A stored range is examined by itself.
     let counts = input.scheme.is_none() || input.dynamic;
@@ -61,7 +61,7 @@ fn suffers(input: &SeenInput) -> bool {
     counts && input.channel_ratio > RATIO && error > ERROR && removed
 }
 
-fn finding(of: &Examined<'_>, layer: usize, input: &SeenInput) -> Finding {
+fn finding(of: &Examined<'_>, layer: usize, input: &InputStats) -> Finding {
     let names = &of.request.names;
     let part = format!("input of {}", input.modules.first().map_or("", String::as_str));
     let rotated = input.error_rotated.unwrap_or(f64::NAN);

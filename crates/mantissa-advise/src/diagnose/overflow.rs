@@ -4,9 +4,9 @@
 //! and everything after it NaN. BF16 has the range of f32. Known of T5, Gemma 3 and others with massive activations
 //! (Sun et al. 2024, arXiv:2402.17762).
 
+use super::activations::Peak;
 use super::examination::{Examination, Examined};
 use super::finding::{Finding, Location};
-use super::look::Peak;
 use crate::error::Result;
 
 /// Largest value of FP16.

@@ -17,7 +17,7 @@ use crate::run::{Ends, States, each, through};
 /// KL that a residual stream in BF16 may cost, nats/token. Engines keep it in BF16 by default.
 const KL: f64 = 0.02;
 
-/// Softmax weights that are tried: those of kernels with 8-bit products.
+/// Formats of softmax weights that are tried, as kernels with 8-bit matmuls use them.
 const SOFTMAX: [&str; 2] = ["p=fp8-e4m3", "p=int8"];
 
 /// Name of the residual stream in reports.
@@ -137,11 +137,11 @@ impl Examination for Residual {
     }
 
     fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
-        let of_precision = |precision: &str| {
+        let precision_trial = |precision: &str| {
             let found = of.ablations.iter().find(|a| a.part == RESIDUAL && a.precision == precision);
             found.map_or(f64::NAN, |found| found.kl.unwrap_or(f64::INFINITY))
         };
-        let (bf16, fp16) = (of_precision("bf16"), of_precision("fp16"));
+        let (bf16, fp16) = (precision_trial("bf16"), precision_trial("fp16"));
         // On text that the model does not know its predictions are nearly even, and any rounding moves them.
         if bf16 <= KL || !of.trials.knows() {
             return Ok(Vec::new());

@@ -74,7 +74,7 @@ impl Examination for Sensitivity {
     fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
         let Some(compared) = &of.compared else { return Ok(Vec::new()) };
         let all: f64 = of.alone.iter().map(|part| part.kl).sum();
-        // Rotated or rescaled layers do not fit the source's one by one: their KLs exceed that of the whole model.
+        // Rotated or rescaled layers do not fit the source's one by one: their KLs exceed the KL of the whole model.
         if all > 3.0 * compared.kl + KL {
             return Ok(Vec::new());
         }

@@ -1,10 +1,10 @@
-//! Spikes: a few tokens, usually the first or punctuation, whose inputs are far larger than those of all others (massive
+//! Spikes: a few tokens, usually the first or punctuation, whose inputs are far larger than all others (massive
 //! activations, Sun et al. 2024, arXiv:2402.17762). A range per token contains them; with one range for all tokens
 //! the others lose their codes.
 
+use super::activations::{InputStats, SPIKE};
 use super::examination::{Examination, Examined};
 use super::finding::{Finding, Location};
-use super::look::{SPIKE, SeenInput};
 use crate::error::Result;
 
 /// Relative error of the products of ordinary tokens with one int8 range: 2 to 22 % in the test models, whose largest
@@ -76,7 +76,7 @@ impl Examination for Spikes {
     }
 }
 
-fn suffers(input: &SeenInput) -> bool {
+fn suffers(input: &InputStats) -> bool {
     // A range per token contains a spike, so nothing is to be said of a model that has one.
     let counts = input.scheme.is_none() || !input.dynamic;
     counts

@@ -142,11 +142,11 @@ impl Segment {
 /// Paired comparison of a changed model with the unchanged one on the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
-    /// Loss minus that of the unchanged model, each at its best temperature, nats/token.
+    /// Loss minus the loss of the unchanged model, each at its best temperature, nats/token.
     pub delta: f64,
     /// Paired standard error of `delta`.
     pub se: f64,
-    /// Top-1 accuracy minus that of the unchanged model.
+    /// Top-1 accuracy minus the accuracy of the unchanged model.
     pub hits: f64,
     /// Paired standard error of `hits`.
     pub hits_se: f64,

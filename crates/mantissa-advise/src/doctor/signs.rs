@@ -86,12 +86,12 @@ fn lean(linear: &Linear, x: &[f32]) -> Option<f64> {
     }
     let mut y = vec![0.0; tokens * rows];
     linear.forward(&x, &mut y, false, &mut vec![0.0; Linear::scratch_len(rows, cols)]);
-    let of_row = |row: usize| {
+    let row_mean = |row: usize| {
         let values = y.iter().skip(row).step_by(rows).map(|y| f64::from(*y));
         let (mean, deviation) = moments(values);
         if deviation > 0.0 { mean / deviation } else { 0.0 }
     };
-    let (mean, deviation) = moments((0..rows).map(of_row));
+    let (mean, deviation) = moments((0..rows).map(row_mean));
     Some(mean / (deviation / (rows as f64).sqrt())).filter(|lean| lean.is_finite())
 }
 

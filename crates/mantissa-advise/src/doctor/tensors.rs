@@ -1,4 +1,4 @@
-//! Compares stored tensors with those of the source.
+//! Compares stored tensors with the source tensors.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ pub(super) fn in_order(of: &Comparing<'_>, rows: &mut [TensorRow]) {
     rows.sort_by_key(|row| order.get(&row.tensor).copied().unwrap_or(usize::MAX));
 }
 
-/// Compares tensors that are no linear layers: those of `layer`, or those outside all layers. Tensors that
+/// Compares tensors that are no linear layers, either in `layer` or outside all layers. Tensors that
 /// either model stores fused or transposed are left out.
 pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec<TensorRow>> {
     let tied = of.config.tie_word_embeddings || of.theirs.tie_word_embeddings;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mantissa_num::Scheme;
-use mantissa_plan::contract::Target;
+use mantissa_plan::contract::EngineTarget;
 use mantissa_quant::{Recipe, RecipeError};
 use mantissa_store::convention::{Container, native};
 
@@ -36,7 +36,7 @@ pub struct FitArguments {
     /// Calibration samples.
     pub calibration: Calibration,
     /// Engines that must run the output.
-    pub targets: Vec<Target>,
+    pub targets: Vec<EngineTarget>,
     /// Maximum number of windows for measuring each layer.
     pub windows: u32,
     /// Minutes after which no further scheme is measured.

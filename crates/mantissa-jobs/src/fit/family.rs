@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use mantissa_advise::sensitivity::Unit;
 use mantissa_eval::stats::Estimate;
 use mantissa_model::KvPolicy;
-use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
+use mantissa_quant::allocate::{AllocateError, Allocation, StorageOption, allocate};
 use mantissa_quant::{Plan, Recipe};
 use serde::{Deserialize, Serialize};
 
@@ -77,8 +77,8 @@ impl Cache {
 
 impl Candidate {
     /// The choice of this size and cost.
-    pub fn choice(&self) -> Choice {
-        Choice { size: self.bits, cost: self.kl }
+    pub fn choice(&self) -> StorageOption {
+        StorageOption { size: self.bits, cost: self.kl }
     }
 }
 
@@ -159,7 +159,7 @@ impl Family {
     }
 
     /// Returns the candidates of every unit, and last those of the KV cache, if its bytes count.
-    pub fn choices(&self, units: &[Vec<Candidate>]) -> Vec<Vec<Choice>> {
+    pub fn choices(&self, units: &[Vec<Candidate>]) -> Vec<Vec<StorageOption>> {
         let rows = units.iter().chain(Some(&self.kv).filter(|kv| !kv.is_empty()));
         rows.map(|row| row.iter().map(Candidate::choice).collect()).collect()
     }
@@ -169,7 +169,7 @@ impl Family {
     ///
     /// # Errors
     /// [`AllocateError`].
-    pub fn allocate(&self, rows: &[Vec<Choice>], limit: u64) -> Result<Allocation, AllocateError> {
+    pub fn allocate(&self, rows: &[Vec<StorageOption>], limit: u64) -> Result<Allocation, AllocateError> {
         let learned: Vec<bool> = self.plans.iter().map(Uniform::learns_layers).collect();
         if learned.iter().all(|learned_by| *learned_by == learned[0]) {
             return allocate(rows, limit);

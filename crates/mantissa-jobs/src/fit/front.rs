@@ -1,6 +1,6 @@
 //! Best choices of every size, from the measured KL of the units.
 
-use mantissa_quant::allocate::Choice;
+use mantissa_quant::allocate::StorageOption;
 use serde::Serialize;
 
 use super::family::{Candidate, Family};
@@ -36,9 +36,9 @@ pub(super) fn front(families: &[Family]) -> Vec<Point> {
 
 /// Returns the best choice of one family at each of several sizes.
 fn points(family: &Family) -> Vec<Point> {
-    let units: Vec<Vec<Choice>> =
+    let units: Vec<Vec<StorageOption>> =
         family.costs.iter().map(|row| row.iter().map(Candidate::choice).collect()).collect();
-    let total = |pick: fn(&[Choice]) -> u64| units.iter().map(|row| pick(row)).sum::<u64>();
+    let total = |pick: fn(&[StorageOption]) -> u64| units.iter().map(|row| pick(row)).sum::<u64>();
     let least = total(|row| row.iter().map(|c| c.size).min().unwrap_or(0));
     let most = total(|row| row.iter().map(|c| c.size).max().unwrap_or(0));
     let weights: u64 =

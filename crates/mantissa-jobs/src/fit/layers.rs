@@ -1,12 +1,12 @@
 //! Choices for whole decoder layers, beside methods that learn all weights of one together.
 
-use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
+use mantissa_quant::allocate::{AllocateError, Allocation, StorageOption, allocate};
 
 /// Candidates of the units of a decoder layer, one for each unit, with their sums.
 #[derive(Clone, Debug, PartialEq)]
 struct Combination {
     /// Sum of sizes and costs.
-    sum: Choice,
+    sum: StorageOption,
     /// Index of the candidate of each unit.
     choices: Vec<usize>,
 }
@@ -17,7 +17,7 @@ struct Combination {
 /// # Errors
 /// [`AllocateError`].
 pub(super) fn allocate_by_layer(
-    rows: &[Vec<Choice>],
+    rows: &[Vec<StorageOption>],
     (layers, learned): (&[usize], &[bool]),
     budget: u64,
 ) -> Result<Allocation, AllocateError> {
@@ -31,7 +31,7 @@ pub(super) fn allocate_by_layer(
         at += of_layer.len();
     }
     let sums = joined.iter().map(|all| all.iter().map(|combination| combination.sum).collect());
-    let found = allocate(&sums.chain(others.iter().cloned()).collect::<Vec<Vec<Choice>>>(), budget)?;
+    let found = allocate(&sums.chain(others.iter().cloned()).collect::<Vec<Vec<StorageOption>>>(), budget)?;
     let chosen = |(at, &choice): (usize, &usize)| match joined.get(at) {
         Some(combinations) => combinations[choice].choices.clone(),
         None => vec![choice],
@@ -41,7 +41,7 @@ pub(super) fn allocate_by_layer(
 
 /// Returns the combinations of candidates of `units` that no other surpasses in size and cost, from the smallest. All units of
 /// a combination take candidates with the same `learned`, that of each candidate.
-fn combinations<T: PartialEq>(units: &[Vec<Choice>], learned: &[T]) -> Vec<Combination> {
+fn combinations<T: PartialEq>(units: &[Vec<StorageOption>], learned: &[T]) -> Vec<Combination> {
     let mut all = Vec::new();
     for (at, kind) in learned.iter().enumerate() {
         if !learned[..at].contains(kind) {
@@ -52,13 +52,13 @@ fn combinations<T: PartialEq>(units: &[Vec<Choice>], learned: &[T]) -> Vec<Combi
 }
 
 /// Returns the combinations of the candidates that `takes` accepts.
-fn of_kind(units: &[Vec<Choice>], takes: impl Fn(usize) -> bool) -> Vec<Combination> {
-    let none = Combination { sum: Choice { size: 0, cost: 0.0 }, choices: Vec::new() };
+fn of_kind(units: &[Vec<StorageOption>], takes: impl Fn(usize) -> bool) -> Vec<Combination> {
+    let none = Combination { sum: StorageOption { size: 0, cost: 0.0 }, choices: Vec::new() };
     units.iter().fold(vec![none], |before, candidates| {
         let own = || candidates.iter().enumerate().filter(|(at, _)| takes(*at));
         let with = |first: &Combination| {
-            let add = |(at, next): (usize, &Choice)| Combination {
-                sum: Choice {
+            let add = |(at, next): (usize, &StorageOption)| Combination {
+                sum: StorageOption {
                     size: first.sum.size.saturating_add(next.size),
                     cost: first.sum.cost + next.cost,
                 },
@@ -86,8 +86,8 @@ fn unsurpassed(mut all: Vec<Combination>) -> Vec<Combination> {
 mod tests {
     use super::*;
 
-    fn units() -> Vec<Vec<Choice>> {
-        let choice = |size, cost| Choice { size, cost };
+    fn units() -> Vec<Vec<StorageOption>> {
+        let choice = |size, cost| StorageOption { size, cost };
         vec![
             vec![choice(2, 0.5), choice(4, 0.2), choice(3, 0.1), choice(5, 0.05)],
             vec![choice(2, 0.4), choice(4, 0.3), choice(3, 0.1), choice(5, 0.09)],
@@ -124,9 +124,12 @@ mod tests {
 
     #[test]
     fn a_layer_is_learned_as_a_whole_or_not_at_all() {
-        let rows =
-            [units(), units(), vec![vec![Choice { size: 7, cost: 0.0 }, Choice { size: 1, cost: 0.3 }]]]
-                .concat();
+        let rows = [
+            units(),
+            units(),
+            vec![vec![StorageOption { size: 7, cost: 0.0 }, StorageOption { size: 1, cost: 0.3 }]],
+        ]
+        .concat();
         let (layers, learned) = ([0, 0, 1, 1], [true, false, true, true]);
         for budget in 9..28 {
             let found = allocate_by_layer(&rows, (&layers, &learned), budget);

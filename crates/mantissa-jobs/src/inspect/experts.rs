@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Quantized experts, each `[rows, cols]`, with codes in one tensor.
 #[derive(Clone)]
 pub struct Experts {
-    parts: Parts,
+    parts: ExpertTensors,
     /// Rows per expert.
     pub rows: usize,
     /// Columns per expert.
@@ -18,7 +18,7 @@ pub struct Experts {
 }
 
 #[derive(Clone)]
-enum Parts {
+enum ExpertTensors {
     /// MXFP4 in gpt-oss layout, with the place of each expert.
     Stacks(Vec<Stack>),
     /// GGUF blocks, one expert after the other.
@@ -28,7 +28,7 @@ enum Parts {
 impl Experts {
     /// Starts with the first MXFP4 expert of a projection; [`push`](Self::push) adds the others.
     pub fn stacked(stack: &Stack, rows: usize, cols: usize) -> Self {
-        Experts { parts: Parts::Stacks(vec![stack.clone()]), rows, cols }
+        Experts { parts: ExpertTensors::Stacks(vec![stack.clone()]), rows, cols }
     }
 
     /// Finds the experts of a GGUF tensor `[experts, rows, cols]`; `None` for other tensors.
@@ -37,13 +37,13 @@ impl Experts {
             return None;
         };
         let bytes = tensor.len / (experts as u64).max(1);
-        let parts = Parts::Blocks { tensor: tensor.name.clone(), codec, experts, bytes };
+        let parts = ExpertTensors::Blocks { tensor: tensor.name.clone(), codec, experts, bytes };
         Some(Experts { parts, rows, cols })
     }
 
     /// Adds another MXFP4 expert.
     pub fn push(&mut self, stack: &Stack) {
-        if let Parts::Stacks(stacks) = &mut self.parts {
+        if let ExpertTensors::Stacks(stacks) = &mut self.parts {
             stacks.push(stack.clone());
         }
     }
@@ -51,8 +51,8 @@ impl Experts {
     /// Number of experts.
     pub fn len(&self) -> usize {
         match &self.parts {
-            Parts::Stacks(stacks) => stacks.len(),
-            Parts::Blocks { experts, .. } => *experts,
+            ExpertTensors::Stacks(stacks) => stacks.len(),
+            ExpertTensors::Blocks { experts, .. } => *experts,
         }
     }
 
@@ -62,11 +62,11 @@ impl Experts {
     /// As [`ModelFiles::expert`].
     pub fn weight(&self, files: &ModelFiles, at: usize) -> Result<Option<Quantized>> {
         match &self.parts {
-            Parts::Stacks(stacks) => match files.expert(&stacks[at], self.rows, self.cols)? {
+            ExpertTensors::Stacks(stacks) => match files.expert(&stacks[at], self.rows, self.cols)? {
                 Weight::Quantized(q) => Ok(Some(q)),
                 _ => Ok(None),
             },
-            Parts::Blocks { tensor, codec, bytes, .. } => {
+            ExpertTensors::Blocks { tensor, codec, bytes, .. } => {
                 let memory = |_| LoadError::Memory { what: "an expert", bytes: *bytes };
                 let mut blocks = vec![0; usize::try_from(*bytes).map_err(memory)?];
                 files.checkpoint().read_range(tensor, at as u64 * bytes, &mut blocks)?;

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use mantissa_plan::contract::Target;
+use mantissa_plan::contract::EngineTarget;
 use mantissa_quant::recipe::spelled_out;
 use mantissa_store::convention::{Container, ModelFiles};
 
 use super::recipe::RecipeText;
 use super::{CalibrationDtype, Quantize, RoundChoice, WeightOptions};
 use crate::calibration::Calibration;
-use crate::choose::{self, Choice};
+use crate::choose::{self, RecipeChoice};
 use crate::destination::{Destination, default_out};
 use crate::error::{BadInput, Result};
 use crate::measured_text::Measure;
@@ -45,7 +45,7 @@ pub struct QuantizeArguments {
     /// In-domain sample that the calibration is compared with.
     pub traffic: Option<PathBuf>,
     /// Engines that must run the output.
-    pub targets: Vec<Target>,
+    pub targets: Vec<EngineTarget>,
     /// True if the output is verified before it is put in place.
     pub verify: bool,
     /// True if an unfinished run is removed instead of resumed.
@@ -66,7 +66,7 @@ pub struct ResolvedQuantize {
     /// Full name of a recipe that was given by a short one.
     pub stands_for: Option<String>,
     /// Choice of a recipe that was not given.
-    pub chosen: Option<Choice>,
+    pub chosen: Option<RecipeChoice>,
 }
 
 impl QuantizeArguments {
@@ -138,7 +138,7 @@ impl QuantizeArguments {
     }
 
     /// Chooses a recipe, if none is given.
-    fn choice(&self, source: Option<&ModelFiles>) -> Result<Option<Choice>> {
+    fn choice(&self, source: Option<&ModelFiles>) -> Result<Option<RecipeChoice>> {
         if self.recipe.is_some() {
             return Ok(None);
         }

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mantissa_store::{
-    Error, Job, Lock, MANIFEST_NAME, Manifest, Output, disk, json, sealed, work, write_file_atomic,
+    Error, JobKey, Lock, MANIFEST_NAME, Manifest, Output, disk, json, sealed, work, write_file_atomic,
 };
 use mantissa_train::data::TokenFile;
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,7 @@ impl RunFolder {
     /// Returns the output of a result, such as [`MODEL`]. An existing one is replaced only if its manifest lists
     /// every file.
     pub fn result(&self, name: &str) -> Output {
-        Output::of_job(self.dir.join(name), Job::of(TOOL), true)
+        Output::of_job(self.dir.join(name), JobKey::of(TOOL), true)
     }
 
     /// Returns the run's existing checkpoints with their steps, oldest first.

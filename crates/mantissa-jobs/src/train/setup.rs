@@ -10,8 +10,8 @@ use mantissa_train::config::RunConfig;
 use mantissa_train::data::chat::DefaultTemplate;
 use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
-    DecayGroups, Formats, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy,
-    Precision, SoftTargets, Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
+    DecayGroups, Formats, MemoryPlan, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters,
+    Policy, Precision, SoftTargets, Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
 };
 use serde_json::Value;
 
@@ -109,8 +109,8 @@ impl Setup {
         let with_scales = || ParamTable::with_scales(&config, &policy);
         let table = tuning.as_ref().map_or_else(with_scales, |(tuning, _)| tuning.table(&config));
         let plan = match &tuning {
-            Some((tuning, formats)) => Plan::tuned(&config, &options, tuning, formats),
-            None => Plan::new(&config, &options),
+            Some((tuning, formats)) => MemoryPlan::tuned(&config, &options, tuning, formats),
+            None => MemoryPlan::new(&config, &options),
         };
         let mut memory = memory(plan, &options, &table, settings, (&config, merged_precision(&config_json)));
         let teacher = open_teacher(settings, base, (&config, &tokenizer), host)?;
@@ -272,7 +272,7 @@ fn merging(config: &ModelConfig, precision: Precision, length: usize) -> u64 {
 
 /// Predicts the memory of a run by purpose.
 fn memory(
-    plan: Plan,
+    plan: MemoryPlan,
     options: &Options,
     table: &ParamTable,
     settings: &RunConfig,

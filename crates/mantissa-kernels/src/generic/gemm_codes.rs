@@ -249,25 +249,31 @@ fn by_panels<D: CodeDot, const R: usize, const V: usize, const SCALED: bool>(
             if SCALED {
                 pack_scales(b, cols.clone(), units, width, scales_b);
             }
-            let mut of_cols = [1.0; 64];
+            let mut col_factors = [1.0; 64];
             if let Some(factors) = b.factors {
-                of_cols[..cols.len()].copy_from_slice(&factors[cols.clone()]);
+                col_factors[..cols.len()].copy_from_slice(&factors[cols.clone()]);
             }
-            let panel =
-                PanelOf { units, b: packed_b, scales: scales_b, factors: &of_cols, cols, add: accumulate };
+            let panel = PanelOf {
+                units,
+                b: packed_b,
+                scales: scales_b,
+                factors: &col_factors,
+                cols,
+                add: accumulate,
+            };
             for (i, first) in rows.clone().step_by(R).enumerate() {
                 if SCALED {
                     pack_scales(a, first..rows.end.min(first + R), units, R, scales_a);
                 }
-                let mut of_rows = [factor; R];
-                for (r, of_row) in of_rows.iter_mut().enumerate().take(rows.end - first) {
-                    *of_row = factor * a.factors.map_or(1.0, |factors| factors[first + r]);
+                let mut row_factors = [factor; R];
+                for (r, row_factor) in row_factors.iter_mut().enumerate().take(rows.end - first) {
+                    *row_factor = factor * a.factors.map_or(1.0, |factors| factors[first + r]);
                 }
                 let left = Left {
                     a: &packed_a[i * R * steps..][..R * steps],
                     starts: &starts[i * R * units.count()..][..R * units.count()],
                     scales: scales_a,
-                    factors: of_rows,
+                    factors: row_factors,
                     rows: first..rows.end.min(first + R),
                 };
                 // Skip vectors beyond the matrix.
@@ -328,26 +334,26 @@ fn tile<D: CodeDot, const R: usize, const V: usize, const W: usize, const SCALED
             }
             break;
         }
-        let of_cols = &panel.scales[u * V * LANES..][..V * LANES].as_chunks::<LANES>().0;
-        let of_rows = &left.scales[u * R..][..R];
+        let col_scales = &panel.scales[u * V * LANES..][..V * LANES].as_chunks::<LANES>().0;
+        let row_scales = &left.scales[u * R..][..R];
         let mut scales = [simd.splat(0.0); W];
         for v in 0..W {
-            scales[v] = simd.load(&of_cols[v].map(f32::from_bits));
+            scales[v] = simd.load(&col_scales[v].map(f32::from_bits));
         }
         for r in 0..R {
-            let of_row = simd.splat(f32::from_bits(of_rows[r]));
+            let row_scale = simd.splat(f32::from_bits(row_scales[r]));
             for v in 0..W {
                 sums[r][v] =
-                    simd.mul_add(dot.to_f32(integers[r][v]), simd.mul(of_row, scales[v]), sums[r][v]);
+                    simd.mul_add(dot.to_f32(integers[r][v]), simd.mul(row_scale, scales[v]), sums[r][v]);
             }
         }
     }
-    let of_cols = panel.factors.as_chunks::<LANES>().0;
+    let col_factors = panel.factors.as_chunks::<LANES>().0;
     for (r, row) in left.rows.clone().enumerate() {
-        let of_row = simd.splat(left.factors[r]);
+        let row_factor = simd.splat(left.factors[r]);
         let lines = c.row_mut(row)[panel.cols.clone()].chunks_mut(LANES);
-        for ((line, &sum), of_cols) in lines.zip(&sums[r]).zip(of_cols) {
-            let value = simd.mul(simd.mul(sum, of_row), simd.load(of_cols));
+        for ((line, &sum), col_factors) in lines.zip(&sums[r]).zip(col_factors) {
+            let value = simd.mul(simd.mul(sum, row_factor), simd.load(col_factors));
             if let Ok(line) = <&mut [f32; LANES]>::try_from(&mut *line) {
                 *line = simd.to_array(if panel.add { simd.add(simd.load(line), value) } else { value });
                 continue;

@@ -32,8 +32,8 @@ pub(super) struct Layout {
     /// Columns of a chunk; the last may be shorter.
     pub(super) cols: usize,
     /// Parts of a chunk, and of the last one.
-    pub(super) whole: Parts,
-    pub(super) last: Parts,
+    pub(super) whole: ChunkOffsets,
+    pub(super) last: ChunkOffsets,
     pub(super) chunks: usize,
     /// Bytes of a panel.
     pub(super) panel: usize,
@@ -41,7 +41,7 @@ pub(super) struct Layout {
 
 /// Start of the parts of a chunk, in bytes, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parts {
+pub(super) struct ChunkOffsets {
     pub(super) scale_supers: usize,
     pub(super) mins: usize,
     pub(super) min_supers: usize,
@@ -117,7 +117,7 @@ impl PanelFormat {
     }
 
     /// Parts of a chunk of `cols` columns.
-    fn parts(&self, cols: usize) -> Option<Parts> {
+    fn parts(&self, cols: usize) -> Option<ChunkOffsets> {
         let groups = self.groups(cols);
         let line = |code: ScaleCode| groups.checked_mul(ROWS * code.bytes());
         let supers = |code| if code == ScaleCode::Integer { cols.div_ceil(SUPER) * 2 * ROWS } else { 0 };
@@ -128,7 +128,7 @@ impl PanelFormat {
         let codes = end.checked_next_multiple_of(size_of::<Quad>())?;
         let quads = Self::blocks(cols).checked_mul(self.bits as usize)?;
         let total = codes.checked_add(quads.checked_mul(size_of::<Quad>())?)?;
-        Some(Parts { scale_supers, mins, min_supers, end, codes, total })
+        Some(ChunkOffsets { scale_supers, mins, min_supers, end, codes, total })
     }
 }
 

@@ -1,96 +1,99 @@
 //! AutoRound as a method of recipes.
 
 use mantissa_kernels::Adam;
-use mantissa_num::Scheme;
+use mantissa_num::{Code, Scheme};
 
-use super::{AutoRoundOptions, LearnedWeight, Update};
-use crate::learned::{Field, LearnedLayer, LearnsLayers};
-use crate::method::{Block, Buffer, Extent, Lack};
-use crate::metric::ErrorMetric;
-use crate::options::{Key, TableSpec};
+use super::{LearnedWeight, Update};
+use crate::learned::{LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, CalibrationGap, Extent};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options;
+use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
-const TABLE: TableSpec = TableSpec {
-    name: "autoround",
-    keys: &[
-        Key { name: "iterations", help: "steps of each layer" },
-        Key {
-            name: "rate",
-            help: "first step of a weight's offset; 0.0 for 1 / iterations (adam: 4 / iterations)",
-        },
-        Key {
-            name: "clip_rate",
-            help: "first step of a group's range; 0.0 for a fifth of the rate (adam: .2 / iterations)",
-        },
-        Key { name: "batch_tokens", help: "tokens of a step" },
-        Key { name: "seed", help: "seed of the order of the windows" },
-        Key { name: "metric", help: "metric of errors of a layer's output: fisher, mse" },
-    ],
-};
-
-/// AutoRound (arXiv 2309.05516).
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct AutoRound {
-    /// Options.
-    pub options: AutoRoundOptions,
+options! {
+    /// AutoRound (arXiv 2309.05516).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct AutoRound {
+        /// Direction of the steps of offsets.
+        update: Update = Update::Sign;
+        /// Steps of each layer.
+        iterations: usize = 200, Count(1_000_000);
+        /// First step of a weight's offset; 0.0 for 1 / iterations (adam: 4 / iterations).
+        rate: f32 = 0.0, Number(0.5);
+        /// First step of a group's range, as a share of it; 0.0 for a fifth of the rate (adam: .2 / iterations), because a
+        /// range moves all weights of its group.
+        clip_rate: f32 = 0.0, Number(0.5);
+        /// Tokens of a step: whole windows, at least one.
+        batch_tokens: usize = 512, Count(1 << 24);
+        /// Seed of the order of the windows, and of the targets sampled for the Fisher information.
+        seed: u64 = 42, Seed;
+        /// Metric of errors of a layer's output.
+        metric: ErrorMetric = ErrorMetric::Fisher, OneOf(&ERROR_METRICS);
+    }
 }
 
 impl AutoRound {
-    /// AutoRound with its defaults for weights of `scheme`.
+    /// AutoRound with its defaults for weights of `scheme`. Scales that are powers of two are not learned: they take more
+    /// steps of fewer tokens.
     pub fn of(scheme: &Scheme) -> Self {
-        AutoRound { options: AutoRoundOptions::of(scheme) }
+        let powers = scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0);
+        match powers {
+            true => AutoRound { iterations: 600, batch_tokens: 256, ..Self::DEFAULT },
+            false => Self::DEFAULT,
+        }
     }
 
     /// The same with steps along the directions of Adam.
     pub fn adam(scheme: &Scheme) -> Self {
-        AutoRound { options: AutoRoundOptions { update: Update::Adam, ..AutoRoundOptions::of(scheme) } }
+        AutoRound { update: Update::Adam, ..Self::of(scheme) }
+    }
+
+    /// First steps of offsets and of ranges.
+    fn rates(&self) -> (f32, f32) {
+        let even = 1.0 / self.iterations.max(1) as f32;
+        let default = match self.update {
+            Update::Sign => even,
+            Update::Adam => 4.0 * even,
+        };
+        let rate = if self.rate > 0.0 { self.rate } else { default };
+        let by_signs = if self.update == Update::Sign { rate } else { even };
+        (rate, if self.clip_rate > 0.0 { self.clip_rate } else { by_signs / 5.0 })
     }
 }
 
 impl LearnsLayers for AutoRound {
     type Layer = Rounding;
 
-    const TABLE: &'static TableSpec = &TABLE;
+    const NAME: &'static str = "autoround";
     const NOT_ROTATED: &'static str = "AutoRound cannot rotate inputs while it learns";
 
     fn alias(&self) -> &'static str {
-        match self.options.update {
-            Update::Sign => TABLE.name,
+        match self.update {
+            Update::Sign => Self::NAME,
             Update::Adam => "autoround-adam",
         }
     }
 
-    fn fields(&mut self) -> Vec<Field<'_>> {
-        let options = &mut self.options;
-        vec![
-            Field::Count("iterations", &mut options.iterations, 1_000_000),
-            Field::Number("rate", &mut options.rate, 0.5),
-            Field::Number("clip_rate", &mut options.clip_rate, 0.5),
-            Field::Count("batch_tokens", &mut options.batch_tokens, 1 << 24),
-            Field::Seed(&mut options.seed),
-            Field::Metric(&mut options.metric),
-        ]
-    }
-
     fn steps(&self) -> Steps {
-        let AutoRoundOptions { iterations: count, batch_tokens, seed, .. } = self.options;
+        let Self { iterations: count, batch_tokens, seed, .. } = *self;
         Steps { count, batch_tokens, seed }
     }
 
     fn metric(&self) -> ErrorMetric {
-        self.options.metric
+        self.metric
     }
 
     fn layer(&self) -> Rounding {
-        Rounding { options: self.options, weights: Vec::new(), adam: Vec::new() }
+        Rounding { options: *self, weights: Vec::new(), adam: Vec::new() }
     }
 
-    fn gap(lack: Lack) -> &'static str {
-        match lack {
-            Lack::Tokens | Lack::AllChannels => "its layers keep their initial rounding",
-            Lack::Few => "learned rounding may overfit",
-            Lack::Channels => "their weights keep their initial rounding",
+    fn gap(gap: CalibrationGap) -> &'static str {
+        match gap {
+            CalibrationGap::Tokens | CalibrationGap::AllChannels => "its layers keep their initial rounding",
+            CalibrationGap::Few => "learned rounding may overfit",
+            CalibrationGap::Channels => "their weights keep their initial rounding",
         }
     }
 
@@ -98,15 +101,15 @@ impl LearnsLayers for AutoRound {
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
         // The state, and a direction.
         let moments = ("moments of gradients", (Adam::BYTES + 4) * extent.weights());
-        let of_adam = (self.options.update == Update::Adam).then_some(moments);
-        std::iter::once(("learned rounding", bytes)).chain(of_adam).collect()
+        let adam_buffer = (self.update == Update::Adam).then_some(moments);
+        std::iter::once(("learned rounding", bytes)).chain(adam_buffer).collect()
     }
 }
 
 /// Weights of a layer.
 #[derive(Debug)]
 pub struct Rounding {
-    options: AutoRoundOptions,
+    options: AutoRound,
     weights: Vec<LearnedWeight>,
     /// State of each weight's steps; empty with signs.
     adam: Vec<Adam>,

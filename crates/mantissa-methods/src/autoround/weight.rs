@@ -8,7 +8,7 @@
 //!
 //! Gradients pass the rounding unchanged (straight-through estimator). An update uses only their signs (equation 5),
 //! `v -= η·sign(∂L/∂v)`, so one step size serves all layers: every weight can reach either neighbour in the available
-//! steps. Here the sign is that of the gradient plus its decaying mean.
+//! steps. Here the sign of the gradient plus its decaying mean is taken.
 
 use std::ops::RangeInclusive;
 
@@ -101,8 +101,8 @@ impl Group {
         w / self.multiplier + self.zero as f32
     }
 
-    /// Adds to the gradients of the multiplier and of the zero point, which only clipped weights notice, those of a weight `u` in
-    /// units of the scale, where `g` is the gradient of its value.
+    /// Adds the contribution of a weight `u`, in units of the scale, to the gradients of the multiplier and of the zero point,
+    /// which only clipped weights notice. `g` is the gradient of the weight's value.
     #[inline(always)]
     fn add_gradients(&self, (by_scale, by_zero): (&mut f64, &mut f64), g: f32, u: f32, rounded: Rounded) {
         let Rounded { level, inside } = rounded;
@@ -276,8 +276,8 @@ impl LearnedWeight {
         self.offsets.iter_mut().enumerate().for_each(|(i, offset)| *offset = if up(i) { 0.5 } else { -0.5 });
     }
 
-    /// Factors of the ranges of the groups, `[rows, groups]`: those of the least and of the greatest weight; of symmetric formats
-    /// both are one.
+    /// Factors of the ranges of the groups, `[rows, groups]`: for the least weight and for the greatest; symmetric formats have
+    /// one factor for both.
     pub(crate) fn clips(&self) -> impl Iterator<Item = [f32; 2]> + '_ {
         self.groups.iter().map(|group| group.clip)
     }
@@ -294,7 +294,7 @@ impl LearnedWeight {
         self.groups = groups;
     }
 
-    /// Gradients of the factors of the ranges, `[rows, groups]`, where `gradient` `[rows, cols]` is that of the values of
+    /// Gradients of the factors of the ranges, `[rows, groups]`, from the `gradient` `[rows, cols]` of the values of
     /// [`fake_quantize`](Self::fake_quantize). They pass the rounding of weights, scales and zero points straight through.
     pub(crate) fn clip_gradients(&self, gradient: &[f32], threads: usize) -> Vec<[f64; 2]> {
         let per_row = self.cols.div_ceil(self.group).max(1);
@@ -310,13 +310,13 @@ impl LearnedWeight {
                     let rounded = self.levels.round(u, self.offsets[at]);
                     group.add_gradients((&mut by_scale, &mut by_zero), gradient[at], u, rounded);
                 }
-                *to = self.of_clips(group, by_scale, by_zero);
+                *to = self.clip_gradient(group, by_scale, by_zero);
             }
         });
         found
     }
 
-    /// Gradients of the weights, where `gradient` `[rows, cols]` is that of the values of
+    /// Gradients of the weights, from the `gradient` `[rows, cols]` of the values of
     /// [`fake_quantize`](Self::fake_quantize): they pass the rounding, but not the clipping.
     pub(crate) fn weight_gradients(&self, gradient: &[f32], threads: usize) -> Vec<f32> {
         let mut found = gradient.to_vec();
@@ -390,8 +390,8 @@ impl LearnedWeight {
         }
     }
 
-    /// Takes one step of sign descent. `gradient` `[rows, cols]` is that of the loss with respect to the values of
-    /// [`fake_quantize`](Self::fake_quantize); `rate` and `clip_rate` are the step lengths for offsets and clips.
+    /// Takes one step of sign descent. `gradient` `[rows, cols]` is ∂loss/∂values, where the values are what
+    /// [`fake_quantize`](Self::fake_quantize) returns; `rate` and `clip_rate` are the step lengths for offsets and clips.
     ///
     /// # Panics
     /// If `gradient` has another length.
@@ -448,7 +448,7 @@ impl LearnedWeight {
             }
         });
         self.offsets = offsets;
-        // Offsets stay: this step is that of the clips.
+        // Offsets stay: this step moves only the clips.
         if !self.has_powers() {
             self.step(gradient, 0.0, clip_rate, threads);
         }
@@ -473,7 +473,7 @@ impl LearnedWeight {
         if self.has_powers() {
             return group;
         }
-        let gradients = self.of_clips(&group, by_scale, by_zero);
+        let gradients = self.clip_gradient(&group, by_scale, by_zero);
         let mut clip = group.clip;
         for ((clip, start), gradient) in clip.iter_mut().zip(group.start).zip(gradients) {
             if gradient != 0.0 {
@@ -485,7 +485,7 @@ impl LearnedWeight {
     }
 
     /// Gradients of both clips.
-    fn of_clips(&self, group: &Group, by_scale: f64, by_zero: f64) -> [f64; 2] {
+    fn clip_gradient(&self, group: &Group, by_scale: f64, by_zero: f64) -> [f64; 2] {
         let (min, max) = (f64::from(group.min), f64::from(group.max));
         if !self.scheme.format.has_zero() {
             let gradient = by_scale * max.max(-min);

@@ -87,7 +87,7 @@ impl Drift {
         Ok(Drift { sum, ..*self })
     }
 
-    /// True if all inputs are those of the original model.
+    /// True if no input differs from the original model.
     pub fn is_zero(&self) -> bool {
         self.sum.iter().all(|v| *v == 0.0)
     }
@@ -186,11 +186,11 @@ mod tests {
         let dot =
             |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
         let tokens = original.chunks_exact(cols).zip(now.chunks_exact(cols));
-        let of_token = |(x, y): (&[f32], &[f32])| {
+        let token_error = |(x, y): (&[f32], &[f32])| {
             let rows = w.chunks_exact(cols).zip(q.chunks_exact(cols));
             rows.map(|(w, q)| (dot(x, w) - dot(y, q)).powi(2)).sum::<f64>()
         };
-        tokens.map(of_token).sum::<f64>() / (original.len() / cols) as f64
+        tokens.map(token_error).sum::<f64>() / (original.len() / cols) as f64
     }
 
     fn statistics([original, now]: &[Vec<f32>; 2], cols: usize, threads: usize) -> (Hessian, Drift) {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     /// Without damping the full correction is the least squares solution, in any column order. Its codes err less
-    /// than those of the weight.
+    /// than the codes of the uncorrected weight.
     #[test]
     fn corrected_weights_preserve_the_layers_output() {
         let (tokens, rows, cols) = (600, 10, 80);

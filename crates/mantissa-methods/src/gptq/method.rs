@@ -1,38 +1,24 @@
 //! GPTQ and GPTAQ as methods of recipes.
 
 use mantissa_num::Scheme;
-use toml::Value;
 
 use super::outliers::count;
 use super::{
-    Drift, GROUP_ORDERS, GROUP_RANGES, GptqError, GptqOptions, GroupOrder, Hessian, InverseFactor,
-    check_scheme, correction_bytes, factor_bytes, solve_bytes,
+    Drift, GptqError, GptqOptions, GroupOrder, Hessian, InverseFactor, check_scheme, correction_bytes,
+    factor_bytes, solve_bytes,
 };
 use crate::error::MethodError;
+use crate::error_gate::ErrorGate;
 use crate::error_stats::ErrorStats;
-use crate::judge::Judge;
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work, refused_by_most,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
+use crate::options::{Named, NamedMut};
 use crate::solved::Solved;
 
 /// Table of GPTQ's options, also used by other column-by-column methods.
-pub const TABLE: TableSpec = TableSpec {
-    name: "gptq",
-    keys: &[
-        Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
-        Key { name: "block", help: "block size: columns between updates of the rest of the weight" },
-        Key { name: "act_order", help: "act-order: columns by decreasing diagonal of the Hessian" },
-        Key {
-            name: "groups",
-            help: "weights from which a group's scale is computed: static, original, current",
-        },
-        Key { name: "range", help: "range of a group's scale: mse (searched), amax (whole)" },
-        Key { name: "asymmetric", help: "share of the input drift that is corrected (GPTAQ)" },
-    ],
-};
+pub(crate) const TABLE: &str = "gptq";
 
 /// Default share of the drift correction in GPTAQ. The full correction was no better on the models measured.
 pub const GPTAQ_SHARE: f32 = 0.5;
@@ -51,38 +37,6 @@ impl Gptq {
     }
 }
 
-impl GptqOptions {
-    /// Sets the options that `options`, the content of `[gptq]`, names.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    pub fn set(&mut self, options: Options<'_>) -> Result<(), OptionError> {
-        self.damp = options.fraction("damp")?.unwrap_or(self.damp);
-        let block =
-            |value: &Value| value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
-        let block = options.read("block", block, || "1 or more columns".to_owned())?;
-        self.block = block.unwrap_or(self.block);
-        self.act_order = options.flag("act_order")?.unwrap_or(self.act_order);
-        self.groups = options.one_of("groups", &GROUP_ORDERS)?.unwrap_or(self.groups);
-        self.range = options.one_of("range", &GROUP_RANGES)?.unwrap_or(self.range);
-        self.asymmetric = options.number("asymmetric", 1.0)?.unwrap_or(self.asymmetric);
-        Ok(())
-    }
-
-    /// Options as set in `[gptq]`.
-    pub fn settings(&self) -> Vec<Setting> {
-        let set = |key, value: Value| Setting::new(TABLE.name, key, value);
-        vec![
-            set("damp", self.damp.into()),
-            set("block", (self.block as i64).into()),
-            set("act_order", self.act_order.into()),
-            set("groups", name_of(&self.groups, &GROUP_ORDERS).into()),
-            set("range", name_of(&self.range, &GROUP_RANGES).into()),
-            set("asymmetric", shortest(self.asymmetric).into()),
-        ]
-    }
-}
-
 impl Method for Gptq {
     fn name(&self) -> &'static str {
         "gptq"
@@ -96,16 +50,12 @@ impl Method for Gptq {
         if *self == Self::gptaq() { "gptaq" } else { self.name() }
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(TABLE, &self.options)]
     }
 
-    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
-        self.options.set(options)
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        self.options.settings()
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(TABLE, &mut self.options)]
     }
 
     fn needs(&self) -> Needs {
@@ -131,8 +81,8 @@ impl Method for Gptq {
         Some(self.options.damp)
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -148,11 +98,11 @@ impl SolveInput for Gptq {
 }
 
 /// Behaviour of column-by-column methods for a gap in the calibration.
-pub(crate) fn lacking(lack: Lack) -> &'static str {
-    match lack {
-        Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-        Lack::Few => "the Hessian is singular but for its damping",
-        Lack::Channels => "their weights become zero",
+pub(crate) fn on_gap(gap: CalibrationGap) -> &'static str {
+    match gap {
+        CalibrationGap::Tokens | CalibrationGap::AllChannels => "its layers are rounded to nearest",
+        CalibrationGap::Few => "the Hessian is singular but for its damping",
+        CalibrationGap::Channels => "their weights become zero",
     }
 }
 
@@ -163,8 +113,8 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
     let hessian = inputs * Hessian::bytes_needed(cols);
     let held_out = if extent.held_out { hessian } else { 0 };
     let square = 8 * (cols * cols) as u64;
-    let of_drift = |bytes: u64| if extent.drift { bytes } else { 0 };
-    let drift = ("drift", of_drift(Drift::bytes_needed(cols)));
+    let drift_bytes = |bytes: u64| if extent.drift { bytes } else { 0 };
+    let drift = ("drift", drift_bytes(Drift::bytes_needed(cols)));
     match phase {
         Phase::Prepare => vec![
             ("Hessian", hessian + held_out),
@@ -176,17 +126,17 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
             drift,
             (
                 "weight as it is read, in f32 and corrected",
-                8 * extent.weights() + of_drift(correction_bytes(rows, cols, threads)),
+                8 * extent.weights() + drift_bytes(correction_bytes(rows, cols, threads)),
             ),
         ],
         Phase::Solve => vec![
             ("factor", inputs * square),
             if extent.last { ("drift", 0) } else { drift },
-            ("corrected weight", of_drift(4 * extent.weights())),
+            ("corrected weight", drift_bytes(4 * extent.weights())),
             ("moments for the comparison with RTN", hessian),
             (
                 "rounded to nearest, and errors",
-                extent.codes + extent.scales + Judge::bytes_needed(rows, cols),
+                extent.codes + extent.scales + ErrorGate::bytes_needed(rows, cols),
             ),
             solve,
         ],

@@ -33,8 +33,8 @@ impl Problem<'_> {
         let grain = rows.div_ceil(threads.max(1)).min(super::solve::PANEL_ROWS);
         let mut chosen = 0;
         for part in 1..=PARTS {
-            let of_rows = |rows: Span<usize>| self.gains(rows, &costs, &gains);
-            gains = map_reduce_fixed(threads, rows, grain, of_rows, Vec::new(), |mut all, part| {
+            let row_gains = |rows: Span<usize>| self.gains(rows, &costs, &gains);
+            gains = map_reduce_fixed(threads, rows, grain, row_gains, Vec::new(), |mut all, part| {
                 all.extend(part);
                 all
             });

@@ -187,7 +187,7 @@ fn the_loss_matches_the_codes_and_is_not_above_rtn() {
     assert!(mean < 0.6, "{mean} of the loss of round to nearest");
 }
 
-/// Independent inputs leave nothing to compensate, so the codes are those of RTN.
+/// Independent inputs leave nothing to compensate, so the codes equal RTN's.
 #[test]
 fn a_diagonal_hessian_gives_rtn() {
     let (w, _) = problem(4, 3, 64);

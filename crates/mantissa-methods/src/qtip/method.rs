@@ -1,9 +1,8 @@
 //! QTIP as a method of recipes.
 
 use mantissa_num::Scheme;
-use toml::Value;
 
-use super::{QtipOptions, RotatedInput, check_scheme, solve_bytes};
+use super::{RotatedInput, check_scheme, solve_bytes};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::gptq::{GptqError, Hessian, factor_bytes};
@@ -12,22 +11,21 @@ use crate::method::{
     Solver, WeightTask, Work,
 };
 use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of};
+use crate::options;
+use crate::options::{Named, NamedMut, Number, OneOf};
 use crate::solved::Solved;
 
-const TABLE: TableSpec = TableSpec {
-    name: "qtip",
-    keys: &[
-        Key { name: "metric", help: "metric of errors of a layer's outputs: fisher, mse" },
-        Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
-    ],
-};
-
-/// QTIP (arXiv 2406.11235).
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Qtip {
-    /// Options.
-    pub options: QtipOptions,
+options! {
+    /// QTIP (arXiv 2406.11235).
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Qtip {
+        /// Metric of errors of a layer's outputs: their factor of the Fisher information, if the architecture has a backward
+        /// pass, or squared errors as published.
+        metric: ErrorMetric = ErrorMetric::Fisher, OneOf(&ERROR_METRICS);
+        /// Damping, as a fraction of the mean of the Hessian's diagonal; multiplied by 10, up to 1, while the Hessian is
+        /// singular.
+        damp: f64 = 0.01, Number(1.0);
+    }
 }
 
 impl Method for Qtip {
@@ -39,25 +37,16 @@ impl Method for Qtip {
         Work::Input(self)
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(self.name(), self)]
     }
 
-    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
-        let damp = |value: &Value| value.as_float().filter(|damp| (0.0..=1.0).contains(damp));
-        let damp = options.read("damp", damp, || "a number from 0.0 to 1.0".to_owned())?;
-        self.options.damp = damp.unwrap_or(self.options.damp);
-        self.options.metric = options.one_of("metric", &ERROR_METRICS)?.unwrap_or(self.options.metric);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let metric = name_of(&self.options.metric, &ERROR_METRICS);
-        vec![Setting::new(TABLE.name, "metric", metric), Setting::new(TABLE.name, "damp", self.options.damp)]
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(self.name(), self)]
     }
 
     fn needs(&self) -> Needs {
-        let fisher = (self.options.metric == ErrorMetric::Fisher).then_some(Fisher::Outputs);
+        let fisher = (self.metric == ErrorMetric::Fisher).then_some(Fisher::Outputs);
         // RTN cannot store a trellis, so there is nothing to compare with.
         Needs { text: true, fisher, ..Needs::default() }
     }
@@ -103,7 +92,7 @@ impl SolveInput for Qtip {
         let (cols, seed) = (hessian.cols(), seed(layer, 2 * place));
         let found = match hessian.tokens() {
             0 => Err(GptqError::NoTokens),
-            _ => RotatedInput::new(hessian, self.options.damp, seed, threads),
+            _ => RotatedInput::new(hessian, self.damp, seed, threads),
         };
         let (input, fallback) = match found {
             Err(GptqError::NoTokens) => {

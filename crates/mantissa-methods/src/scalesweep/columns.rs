@@ -11,7 +11,7 @@
 //! `M / 6` to 7 codes above; powers of two one to either side.
 //!
 //! The columns of a block must be consecutive. Blocks are taken by decreasing sum of the diagonal of H, and the
-//! columns of a block by decreasing diagonal. The stored layout is the same as that of RTN.
+//! columns of a block by decreasing diagonal. The stored layout is the same as for RTN.
 
 use std::ops::{Range as Span, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,57 +22,32 @@ use mantissa_num::{Codes, Quantized, ScaleLevel, Scheme, TensorError, check_fini
 use super::{Levels, Scales, check_scheme, refuses};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::gptq::method::{self, GPTAQ_SHARE, lacking};
+use crate::gptq::method::{self, GPTAQ_SHARE, on_gap};
 use crate::gptq::{GptqError, GptqOptions, Hessian, InverseFactor, factor_bytes};
 use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work,
+    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work,
 };
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::options;
+use crate::options::{Fraction, Named, NamedMut, Number};
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
 /// Rows solved together; they share one read of U.
 const PANEL_ROWS: usize = 128;
 
-/// Options of methods that sweep scales inside GPTQ.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SweepOptions {
-    /// Damping λ of the Hessian, as a fraction of the mean of its diagonal.
-    pub damp: f64,
-    /// Share of the input drift that is corrected, as in GPTAQ: 0 in GPTQ, 1 for the full correction.
-    pub asymmetric: f32,
-}
-
-impl Default for SweepOptions {
-    fn default() -> Self {
-        SweepOptions { damp: GptqOptions::default().damp, asymmetric: 0.0 }
+options! {
+    /// Options of methods that sweep scales inside GPTQ.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct SweepOptions {
+        /// Damping λ, as a fraction of the mean of the Hessian's diagonal.
+        damp: f64 = GptqOptions::DEFAULT.damp, Fraction;
+        /// Share of the input drift that is corrected: 0.0 in GPTQ, 1.0 for the full correction (GPTAQ).
+        asymmetric: f32 = 0.0, Number(1.0);
     }
 }
 
 impl SweepOptions {
-    /// Keys of the options, in every table that has them.
-    pub(crate) const KEYS: [Key; 2] = [
-        Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
-        Key { name: "asymmetric", help: "share of the input drift that is corrected (GPTAQ)" },
-    ];
-
-    /// Sets the options that `options` names.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    pub(crate) fn set(&mut self, options: Options<'_>) -> Result<(), OptionError> {
-        self.damp = options.fraction("damp")?.unwrap_or(self.damp);
-        self.asymmetric = options.number("asymmetric", 1.0)?.unwrap_or(self.asymmetric);
-        Ok(())
-    }
-
-    /// Options as set in `table`.
-    pub(crate) fn settings(&self, table: &'static str) -> Vec<Setting> {
-        let share = shortest(self.asymmetric);
-        vec![Setting::new(table, "damp", self.damp), Setting::new(table, "asymmetric", share)]
-    }
-
     /// Equivalent options of GPTQ.
     fn gptq(&self) -> GptqOptions {
         let SweepOptions { damp, asymmetric } = *self;
@@ -82,21 +57,21 @@ impl SweepOptions {
 
 /// Way of choosing block scales inside GPTQ.
 #[derive(Debug)]
-pub(crate) struct Choice {
+pub(crate) struct BlockScaleSearch {
     /// Names in recipes, with GPTQ and with GPTAQ.
     pub(crate) names: [&'static str; 2],
     /// Table of its options.
-    pub(crate) table: TableSpec,
-    /// Memory of choosing the scales of a weight, in addition to that of the columns.
+    pub(crate) table: &'static str,
+    /// Memory of choosing the scales of a weight, in addition to the memory of the columns.
     pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
     /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
     pub(crate) solve: fn(&Columns, &WeightTask<'_>) -> Result<Solved, MethodError>,
 }
 
 /// Sweep of all scales that can be best, for each block when it is quantized.
-static SWEEP: Choice = Choice {
+static SWEEP: BlockScaleSearch = BlockScaleSearch {
     names: ["scalesweep-gptq", "scalesweep-gptaq"],
-    table: TableSpec { name: "scalesweep", keys: &SweepOptions::KEYS },
+    table: "scalesweep",
     buffer: None,
     solve: |columns, task| {
         let scales = Scales::new(task.scheme, outer_scale_of(task.scheme, task.target, task.outer));
@@ -107,7 +82,7 @@ static SWEEP: Choice = Choice {
 /// GPTQ, or GPTAQ, with block scales chosen by a search: ScaleSweep's, or SOAR's ([`soar`](crate::soar)).
 #[derive(Clone, Copy, Debug)]
 pub struct SweptGptq {
-    choice: &'static Choice,
+    choice: &'static BlockScaleSearch,
     /// Options.
     pub options: SweepOptions,
 }
@@ -119,7 +94,7 @@ impl SweptGptq {
     }
 
     /// GPTQ with the scales of `choice`.
-    pub(crate) fn of(choice: &'static Choice) -> Self {
+    pub(crate) fn of(choice: &'static BlockScaleSearch) -> Self {
         SweptGptq { choice, options: SweepOptions::default() }
     }
 
@@ -142,16 +117,12 @@ impl Method for SweptGptq {
         self.choice.names[usize::from(self.options == self.gptaq().options)]
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        std::slice::from_ref(&self.choice.table)
+    fn tables(&self) -> Vec<Named<'_>> {
+        vec![(self.choice.table, &self.options)]
     }
 
-    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
-        self.options.set(options)
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        self.options.settings(self.choice.table.name)
+    fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
+        vec![(self.choice.table, &mut self.options)]
     }
 
     fn needs(&self) -> Needs {
@@ -170,8 +141,8 @@ impl Method for SweptGptq {
         Some(self.options.damp)
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
+    fn on_gap(&self, gap: CalibrationGap) -> Option<&'static str> {
+        Some(on_gap(gap))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -222,7 +193,7 @@ fn buffers(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
 #[derive(Debug)]
 struct Swept {
     columns: Columns,
-    choice: &'static Choice,
+    choice: &'static BlockScaleSearch,
 }
 
 impl InputSolver for Swept {
@@ -535,7 +506,7 @@ mod tests {
         }
     }
 
-    /// The trial's loss equals that of the weight under the damped Hessian.
+    /// The trial's loss equals the weight's loss under the damped Hessian.
     #[test]
     fn sums_of_errors_are_the_damped_loss() {
         let (cols, group) = (48, 16);

@@ -2,7 +2,7 @@
 
 use super::elementwise;
 use crate::error::ForwardError;
-use crate::operators::{Activations, Job, Operators, Sequences};
+use crate::operators::{Activations, MatmulJob, Operators, Sequences};
 use crate::program::{Buffer, Op, Output, Scope, View, memory};
 use mantissa_arch::kinds::LinearInput;
 
@@ -55,7 +55,7 @@ fn matmuls(
     let mut all = outputs.iter();
     let mut jobs = outs.map(|out| {
         let Output { linear, add, .. } = *all.next().unwrap_or(last);
-        Job { kind: linear, out, accumulate: add }
+        MatmulJob { kind: linear, out, accumulate: add }
     });
     operators.linears(input, x, scope.tokens, &mut jobs[..outputs.len()])
 }

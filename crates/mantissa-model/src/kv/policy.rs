@@ -16,7 +16,7 @@ use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, Scheme, lloyd};
 
 use super::book::{BookCodec, LayerBooks, Scaling, Span};
 use super::codec::{RowCodec, is_by_head};
-use super::quantizer::{KvQuantizer, Parts};
+use super::quantizer::{KvQuantizer, KvStorage};
 use super::scheme::KvScheme;
 use super::side::Side;
 use crate::config::ModelConfig;
@@ -192,7 +192,7 @@ impl KvPolicy {
                 self.refused("f32: no layer caches keys and values, and the states of mixers are f32")
             );
         }
-        let mut parts = Parts { window: self.window, sinks: self.sinks, ..Parts::default() };
+        let mut parts = KvStorage { window: self.window, sinks: self.sinks, ..KvStorage::default() };
         if let Some(latent) = &config.latent {
             parts.latent = self.latent(latent.kv_rank)?;
             return Ok(KvQuantizer::new(parts));

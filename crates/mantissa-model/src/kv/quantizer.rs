@@ -10,12 +10,12 @@ use crate::error::LoadError;
 /// Quantizes the keys and values of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvQuantizer {
-    parts: Parts,
+    parts: KvStorage,
 }
 
 /// Parts of a quantizer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Parts {
+pub struct KvStorage {
     /// Storage of keys; `None` keeps them in f32.
     pub keys: Option<Side>,
     /// Storage of values; `None` keeps them in f32.
@@ -34,7 +34,7 @@ pub struct Parts {
 
 impl KvQuantizer {
     /// Creates a quantizer of `parts`.
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(parts: KvStorage) -> Self {
         KvQuantizer { parts }
     }
 
@@ -62,7 +62,7 @@ impl KvQuantizer {
             sides.push(Some(Side::tokens(codec, heads * head_dim, None)));
         }
         let (values, keys) = (sides.pop().flatten(), sides.pop().flatten());
-        Ok(KvQuantizer::new(Parts { keys, values, as_written: true, ..Parts::default() }))
+        Ok(KvQuantizer::new(KvStorage { keys, values, as_written: true, ..KvStorage::default() }))
     }
 
     /// True if heads are stored quantized; a latent is quantized before it is expanded to heads.
@@ -71,7 +71,7 @@ impl KvQuantizer {
     }
 
     /// Returns its parts.
-    pub fn parts(&self) -> &Parts {
+    pub fn parts(&self) -> &KvStorage {
         &self.parts
     }
 

@@ -138,7 +138,11 @@ fn fused_partners_get_the_input_they_ask_for() {
     let mut scratch = vec![0.0; Linear::scratch_len(rows, cols)];
     let mut outs: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; tokens * rows]);
     let mut slots = outs.iter_mut();
-    let jobs = linears.each_ref().map(|linear| Job { linear, out: slots.next().unwrap(), accumulate: false });
+    let jobs = linears.each_ref().map(|linear| LinearMatmul {
+        linear,
+        out: slots.next().unwrap(),
+        accumulate: false,
+    });
     forward_fused(jobs, &x, &mut vec![0.0; tokens * cols + 5], &mut scratch).unwrap();
     for (linear, out) in linears.iter().zip(&outs) {
         let mut x = x.clone();
@@ -176,7 +180,8 @@ fn transforms_match_the_folded_weight() {
     }
     let mut outs = [vec![0.0; tokens * rows], vec![0.0; tokens * rows], vec![0.0; tokens * rows]];
     let linears = [&whole, &plain, &whole];
-    let jobs = linears.iter().zip(&mut outs).map(|(&linear, out)| Job { linear, out, accumulate: false });
+    let jobs =
+        linears.iter().zip(&mut outs).map(|(&linear, out)| LinearMatmul { linear, out, accumulate: false });
     let mut scratch = vec![0.0; Linear::scratch_len(rows, cols)];
     forward_fused(jobs, &x, &mut vec![0.0; tokens * cols], &mut scratch).unwrap();
     let bits = outs.map(|out| out.iter().map(|y| y.to_bits()).collect::<Vec<_>>());

@@ -100,7 +100,7 @@ thread_local! {
 }
 
 /// Scratch of a pass, `[rows, …]` each.
-struct Parts<'a> {
+struct PassScratch<'a> {
     /// Queries, keys and values as projected.
     projected: [&'a mut [f32]; 3],
     /// The same after the convolutions.
@@ -134,17 +134,17 @@ impl ChannelDelta {
         self.heads * self.head_dim
     }
 
-    /// Widths of the [`Parts`] of a row.
+    /// Widths of the [`PassScratch`] of a row.
     fn widths(&self) -> [usize; 12] {
         let (inner, d) = (self.inner(), self.head_dim);
         [inner, inner, inner, inner, inner, inner, self.heads, d, inner, d, inner, inner]
     }
 
-    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> PassScratch<'a> {
         let [q, k, v, to_q, to_k, to_v, beta, _, decay, _, gate, heads] =
             split_rows(rows, self.widths(), scratch);
         let (projected, convolved) = ([q, k, v], [to_q, to_k, to_v]);
-        Parts { projected, convolved, beta, decay, gate, heads }
+        PassScratch { projected, convolved, beta, decay, gate, heads }
     }
 
     /// Runs the recurrence of head `head` over all sequences. `states` are the head's, `[slots, state]`.

@@ -114,7 +114,7 @@ struct Buffers {
 }
 
 /// Scratch of a pass, `[rows, …]` each.
-struct Parts<'a> {
+struct PassScratch<'a> {
     /// Queries, then joined heads, `[rows, heads · head_dim]`.
     q: &'a mut [f32],
     projected: &'a mut [f32],
@@ -172,7 +172,7 @@ impl CompressedAttention {
         self.heads * self.head_dim
     }
 
-    /// Widths of the [`Parts`] of a row.
+    /// Widths of the [`PassScratch`] of a row.
     fn widths(&self) -> [usize; 15] {
         let (q, joined, d) = (self.q_rank, self.joined(), self.head_dim);
         let of = |blocks: Option<Blocks>| {
@@ -200,7 +200,7 @@ impl CompressedAttention {
         ]
     }
 
-    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> PassScratch<'a> {
         let [
             _,
             _,
@@ -218,7 +218,7 @@ impl CompressedAttention {
             entries,
             index_entries,
         ] = split_rows(rows, self.widths(), scratch);
-        Parts {
+        PassScratch {
             q,
             projected,
             keys,
@@ -329,7 +329,7 @@ impl CompressedAttention {
     }
 
     /// Projects the joined heads of each group of `p.q` into `out` `[tokens, groups · group_rank]`.
-    fn project_groups(&self, operators: &mut dyn Operators, p: &mut Parts<'_>, out: &mut [f32]) {
+    fn project_groups(&self, operators: &mut dyn Operators, p: &mut PassScratch<'_>, out: &mut [f32]) {
         let (width, rank) = (self.joined() / self.groups, self.group_rank);
         let tokens = out.len() / (self.groups * rank);
         for group in 0..self.groups {
@@ -500,7 +500,7 @@ impl CompressedAttention {
     fn sequence(
         &self,
         operators: &dyn Operators,
-        p: &mut Parts<'_>,
+        p: &mut PassScratch<'_>,
         [start, first, len]: [usize; 3],
         state: Option<&mut [f32]>,
         (angles, threads): (Angles<'_>, usize),

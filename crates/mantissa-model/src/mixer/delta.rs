@@ -114,7 +114,7 @@ thread_local! {
 }
 
 /// Scratch of a pass, `[rows, …]` each.
-struct Parts<'a> {
+struct PassScratch<'a> {
     /// All queries, all keys, all values.
     qkv: &'a mut [f32],
     /// Gate of the result.
@@ -156,9 +156,9 @@ impl GatedDelta {
         [joined(channels + values), channels, values, channels, heads, heads, joined(2 * heads), values]
     }
 
-    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> PassScratch<'a> {
         let [_, qkv, z, convolved, beta, decay, _, heads] = split_rows(rows, self.widths(), scratch);
-        Parts { qkv, z, convolved, beta, decay, heads }
+        PassScratch { qkv, z, convolved, beta, decay, heads }
     }
 
     /// Splits joined projections: for each key head its query, its key, its values and their gates; then b and a of
@@ -189,7 +189,7 @@ impl GatedDelta {
     }
 
     /// Turns b into β and a into α.
-    fn rates(&self, operators: &dyn Operators, p: &mut Parts<'_>) {
+    fn rates(&self, operators: &dyn Operators, p: &mut PassScratch<'_>) {
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
         let (log, bias) = (vector(VectorKind::DecayLog), vector(VectorKind::StepBias));
         let rows = p.beta.chunks_exact_mut(self.value_heads).zip(p.decay.chunks_exact_mut(self.value_heads));

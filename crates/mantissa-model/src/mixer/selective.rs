@@ -92,7 +92,7 @@ thread_local! {
 }
 
 /// Scratch of a pass, `[rows, …]` each.
-struct Parts<'a> {
+struct PassScratch<'a> {
     /// x and z as projected.
     projected: &'a mut [f32],
     /// x.
@@ -122,20 +122,20 @@ impl SelectiveScan {
         self.rank + 2 * self.state
     }
 
-    /// Widths of the [`Parts`] of a row.
+    /// Widths of the [`PassScratch`] of a row.
     fn widths(&self) -> [usize; 8] {
         let inner = self.inner;
         [2 * inner, inner, inner, self.selected(), self.rank, 2 * self.state, inner, inner]
     }
 
-    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> PassScratch<'a> {
         let [projected, inputs, convolved, selected, delta, bc, steps, heads] =
             split_rows(rows, self.widths(), scratch);
-        Parts { projected, inputs, convolved, selected, delta, bc, steps, heads }
+        PassScratch { projected, inputs, convolved, selected, delta, bc, steps, heads }
     }
 
     /// Computes Δ, and norms B and C.
-    fn select(&self, operators: &mut dyn Operators, p: &mut Parts<'_>) {
+    fn select(&self, operators: &mut dyn Operators, p: &mut PassScratch<'_>) {
         operators.side(SideKind::Selection, p.convolved, p.selected);
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
         let weights = [VectorKind::StepNorm, VectorKind::WriteNorm, VectorKind::ReadNorm].map(vector);

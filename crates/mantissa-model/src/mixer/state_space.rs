@@ -211,7 +211,7 @@ thread_local! {
 }
 
 /// Scratch of a pass, `[rows, …]` each.
-struct Parts<'a> {
+struct PassScratch<'a> {
     /// z, x, B, C and dt as projected.
     projected: &'a mut [f32],
     /// x, B and C.
@@ -240,14 +240,14 @@ impl StateSpace {
         self.inner() + self.channels() + self.heads
     }
 
-    /// Widths of the [`Parts`] of a row.
+    /// Widths of the [`PassScratch`] of a row.
     fn widths(&self) -> [usize; 6] {
         [self.projected(), self.channels(), self.channels(), self.heads, self.heads, self.inner()]
     }
 
-    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> PassScratch<'a> {
         let [projected, inputs, convolved, steps, decay, heads] = split_rows(rows, self.widths(), scratch);
-        Parts { projected, inputs, convolved, steps, decay, heads }
+        PassScratch { projected, inputs, convolved, steps, decay, heads }
     }
 
     /// Multiplies the projected values by their factors.
@@ -263,7 +263,7 @@ impl StateSpace {
     }
 
     /// Separates the inputs of the convolution, and computes steps and decays.
-    fn split(&self, operators: &dyn Operators, p: &mut Parts<'_>) {
+    fn split(&self, operators: &dyn Operators, p: &mut PassScratch<'_>) {
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
         let (log, bias) = (vector(VectorKind::DecayLog), vector(VectorKind::StepBias));
         let (first, last) = (self.inner(), self.inner() + self.channels());

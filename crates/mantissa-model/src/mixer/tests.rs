@@ -67,7 +67,7 @@ impl Operators for Fake {
         _: LinearInput,
         x: &[f32],
         _: usize,
-        jobs: &mut [Job<'_>],
+        jobs: &mut [MatmulJob<'_>],
     ) -> Result<(), ForwardError> {
         for job in jobs {
             match job.kind {
@@ -165,7 +165,7 @@ fn mix(
 fn activations<'a>(
     normed: &'a mut [f32],
     wide: &'a mut [f32],
-    choices: &'a mut Vec<Choice>,
+    choices: &'a mut Vec<ExpertChoice>,
 ) -> Activations<'a> {
     Activations {
         residual: &mut [],

@@ -5,7 +5,7 @@ use std::path::Path;
 use mantissa_model::{Batch, Buffers, Decoder, LinearKind, ModelConfig, StoredAs};
 use mantissa_num::pack::transpose;
 use mantissa_num::{Given, Quantized, Scheme, quantize};
-use mantissa_store::convention::{Beside, LinearPlan, ModelFiles, gpt_oss, native};
+use mantissa_store::convention::{LinearPlan, ModelFiles, SideTensors, gpt_oss, native};
 use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn stacked_experts_compute_like_their_values() {
             input_scale: None,
             outliers: 0,
         };
-        let bytes = native::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+        let bytes = native::CONTAINER.tensors(&plan, &q, SideTensors::Nothing).unwrap();
         let specs = native::CONTAINER.specs(&plan).unwrap();
         tensors.extend(specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)));
         metadata.push(native::metadata(&plan));

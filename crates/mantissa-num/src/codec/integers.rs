@@ -5,7 +5,7 @@ use super::{CodecId, Nibbles, f16_at, fp4, iq, iq4, u16_at, u32_at};
 
 /// Storage of the scales, or minima, of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ScaleStorage {
     /// None: a minimum of 0.
     Absent,
     /// An f16 for each group.
@@ -34,9 +34,9 @@ pub struct Integers {
     /// Elements of a group.
     pub group: usize,
     /// Scales.
-    pub scales: Part,
+    pub scales: ScaleStorage,
     /// Minima.
-    pub mins: Part,
+    pub mins: ScaleStorage,
 }
 
 /// Integers of one block.
@@ -44,9 +44,9 @@ pub struct Integers {
 pub struct BlockIntegers {
     /// Codes, `[elements]`.
     pub codes: [u8; 256],
-    /// Scale of each group; an integer for [`Part::Integer`].
+    /// Scale of each group; an integer for [`ScaleStorage::Integer`].
     pub scales: [f32; 16],
-    /// Minimum of each group; an integer for [`Part::Integer`].
+    /// Minimum of each group; an integer for [`ScaleStorage::Integer`].
     pub mins: [f32; 16],
     /// Factor of integer scales, else 1.
     pub scale: f32,
@@ -69,10 +69,11 @@ impl CodecId {
             zero,
             factor: 1.0,
             group,
-            scales: Part::Half,
-            mins: Part::Absent,
+            scales: ScaleStorage::Half,
+            mins: ScaleStorage::Absent,
         };
-        let integer = |bits, zero, group| Integers { scales: Part::Integer, ..plain(bits, zero, group) };
+        let integer =
+            |bits, zero, group| Integers { scales: ScaleStorage::Integer, ..plain(bits, zero, group) };
         let with_mins = |it: Integers| Integers { mins: it.scales, ..it };
         let table =
             |levels: [f32; 16], it: Integers| Integers { levels: Some(levels.map(|x| x as i8)), ..it };
@@ -90,11 +91,15 @@ impl CodecId {
             CodecId::Q4K => with_mins(integer(4, 0, 32)),
             CodecId::Q5K => with_mins(integer(5, 0, 32)),
             CodecId::Q6K => integer(6, 32, 16),
-            CodecId::Q8K => Integers { scales: Part::Single, ..plain(8, 128, 256) },
+            CodecId::Q8K => Integers { scales: ScaleStorage::Single, ..plain(8, 128, 256) },
             CodecId::Iq4Nl => table(iq4::LEVELS, plain(4, 0, 32)),
             CodecId::Iq4Xs => table(iq4::LEVELS, integer(4, 0, 32)),
-            CodecId::Mxfp4 => table(fp4::DOUBLED, Integers { scales: Part::Power, ..plain(4, 0, 32) }),
-            CodecId::Nvfp4 => table(fp4::DOUBLED, Integers { scales: Part::HalfE4m3, ..plain(4, 0, 16) }),
+            CodecId::Mxfp4 => {
+                table(fp4::DOUBLED, Integers { scales: ScaleStorage::Power, ..plain(4, 0, 32) })
+            }
+            CodecId::Nvfp4 => {
+                table(fp4::DOUBLED, Integers { scales: ScaleStorage::HalfE4m3, ..plain(4, 0, 16) })
+            }
             CodecId::Iq2Xxs | CodecId::Iq1S => self.lattice(integer(3, 0, 32)),
             CodecId::Iq2Xs | CodecId::Iq2S | CodecId::Iq1M => self.lattice(integer(3, 0, 16)),
             CodecId::Iq3Xxs | CodecId::Iq3S => self.lattice(integer(4, 0, 32)),

@@ -4,9 +4,9 @@ use mantissa_num::Blocks;
 use mantissa_num::format::{Affine, Format};
 
 use super::rule::{Check, Rule};
-use super::subject::Kind;
+use super::subject::FormatClass;
 use super::subject::{Linear, Observed, Split, Stored, Subject, split_of};
-use super::target::Target;
+use super::target::EngineTarget;
 use crate::hardware::Gpu;
 
 /// Tensor, layer or field at fault, and the value found there.
@@ -17,9 +17,9 @@ type Violation = (String, String);
 pub(super) fn undecidable(
     rule: &Rule,
     subject: &Subject,
-    target: &Target,
+    target: &EngineTarget,
 ) -> Option<(String, Option<String>)> {
-    let has = |kinds: &[Kind]| subject.stored().any(|(_, stored)| kinds.contains(&stored.kind()));
+    let has = |kinds: &[FormatClass]| subject.stored().any(|(_, stored)| kinds.contains(&stored.kind()));
     let values = || {
         let fix = format!("mantissa lint MODEL --for {target} after writing it");
         Some(("needs the tensor values".to_owned(), Some(fix)))
@@ -27,7 +27,7 @@ pub(super) fn undecidable(
     match rule.check {
         Check::Seen(what) if what.is_known() => None,
         Check::Capability { kinds, .. } if target.gpu.is_none() && has(kinds) => {
-            let named = Target { gpu: Gpu::parse("h100"), ..*target };
+            let named = EngineTarget { gpu: Gpu::parse("h100"), ..*target };
             let fix = format!("mantissa lint MODEL --for {named}");
             Some(("needs the name of the GPU".to_owned(), Some(fix)))
         }
@@ -55,7 +55,7 @@ fn unseen(what: Observed) -> (String, Option<String>) {
 }
 
 /// Returns every violation of `check`.
-pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Vec<Violation> {
+pub(super) fn violations(check: Check, subject: &Subject, target: &EngineTarget) -> Vec<Violation> {
     match check {
         Check::Convention(allowed) => convention(allowed, subject),
         Check::Kinds(allowed) => each(subject, |_, stored| {
@@ -142,7 +142,7 @@ fn convention(allowed: &[&str], subject: &Subject) -> Vec<Violation> {
 
 fn groups(linear: &Linear, stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
     // Other kernels multiply integers by integers; their layouts are a matter of `Check::Schemes`.
-    if stored.kind() != Kind::IntWeights {
+    if stored.kind() != FormatClass::IntWeights {
         return None;
     }
     match stored.format.blocks() {
@@ -285,8 +285,8 @@ fn fused_scales(subject: &Subject, scale: impl Fn(&Stored) -> Option<Option<f32>
 
 fn capability(
     subject: &Subject,
-    target: &Target,
-    kinds: &[Kind],
+    target: &EngineTarget,
+    kinds: &[FormatClass],
     least: u32,
     end: Option<u32>,
 ) -> Vec<Violation> {
@@ -295,9 +295,9 @@ fn capability(
         return Vec::new();
     }
     // One finding covers all layers: the GPU is the cause for each.
-    let mut of_kind = subject.stored().filter(|(_, stored)| kinds.contains(&stored.kind()));
-    let Some((first, stored)) = of_kind.next() else { return Vec::new() };
-    let others = of_kind.count();
+    let mut same_class = subject.stored().filter(|(_, stored)| kinds.contains(&stored.kind()));
+    let Some((first, stored)) = same_class.next() else { return Vec::new() };
+    let others = same_class.count();
     let more = if others == 0 { String::new() } else { format!(" and {others} more layers") };
     vec![(first.module.clone(), format!("{}{more} on {gpu}", stored.kind().name()))]
 }

@@ -8,7 +8,7 @@ use mantissa_num::{CodecId, Scheme, parse_activation, parse_weight};
 use serde::Serialize;
 
 use super::subject::{Input, Stored};
-use super::{Check, ENGINES, Engine, Rule, Subject, Target, lint};
+use super::{Check, ENGINES, Engine, EngineTarget, Rule, Subject, lint};
 
 /// Load test that passed: the script loaded what mantissa writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -251,7 +251,7 @@ impl Cell {
 /// Lists the programs that load `subject` on one GPU that has what its formats need: engines whose rules it keeps,
 /// packages of [`READERS`], and mantissa.
 pub fn cells(subject: &Subject) -> Vec<Cell> {
-    let keeps = |engine: &'static Engine| !lint(subject, &Target { engine, tp: 1, gpu: None }).fails();
+    let keeps = |engine: &'static Engine| !lint(subject, &EngineTarget { engine, tp: 1, gpu: None }).fails();
     let engines = ENGINES.into_iter().filter(|engine| **engine != *Engine::MANTISSA && keeps(engine));
     let engines = engines.map(|engine| (engine.title, engine.source(&subject.convention)));
     let readers = READERS.iter().filter(|reader| reader.convention == subject.convention);

@@ -1,7 +1,7 @@
 //! Serving contract: what each engine requires of a quantized model, and which requirements a model breaks.
 //!
 //! An [`Engine`] is a row with its rules. A [`Rule`] is data: the requirement, its source and the fix. [`lint`] evaluates
-//! all rules of a [`Target`] on a [`Subject`], which describes a written or a planned model. Rules that
+//! all rules of a [`EngineTarget`] on a [`Subject`], which describes a written or a planned model. Rules that
 //! cannot be decided from the given information are listed in [`Report::unchecked`].
 
 #[cfg(test)]
@@ -27,8 +27,10 @@ pub use engines::{ENGINES, every_rule};
 pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, installs, loads_in};
 pub use rule::{Check, Rule, Severity};
 pub use schemes::{Accepted, Inputs, Scales};
-pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of};
-pub use target::{Target, TargetError};
+pub use subject::{
+    FormatClass, Input, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of,
+};
+pub use target::{EngineTarget, TargetError};
 
 /// Broken rule with its location.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,7 +50,7 @@ pub struct Finding {
     pub fix: String,
     /// Source of the requirement.
     pub source: &'static str,
-    /// True if another recipe, format or number of GPUs mends it.
+    /// True if another recipe, format or number of GPUs fixes it.
     #[serde(skip)]
     pub by_recipe: bool,
 }
@@ -98,7 +100,7 @@ impl Report {
 }
 
 /// Evaluates every rule that applies to `target` on `subject`.
-pub fn lint(subject: &Subject, target: &Target) -> Report {
+pub fn lint(subject: &Subject, target: &EngineTarget) -> Report {
     let mut report =
         Report { target: target.to_string(), rules: 0, findings: Vec::new(), unchecked: Vec::new() };
     let bound =

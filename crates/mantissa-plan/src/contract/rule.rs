@@ -4,7 +4,7 @@ use mantissa_num::CodecId;
 use serde::Serialize;
 
 use super::schemes::Accepted;
-use super::subject::{Kind, Observed};
+use super::subject::{FormatClass, Observed};
 
 /// Consequence of a broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -41,11 +41,11 @@ pub enum Check {
     /// The checkpoint format is one of these.
     Convention(&'static [&'static str]),
     /// All quantized weights are of these kinds.
-    Kinds(&'static [Kind]),
+    Kinds(&'static [FormatClass]),
     /// Activations of layers with weights of these kinds are quantized, or are not.
     Activations {
         /// Kinds of weights.
-        kinds: &'static [Kind],
+        kinds: &'static [FormatClass],
         /// True if activations must be quantized, false if they must not.
         quantized: bool,
     },
@@ -54,7 +54,7 @@ pub enum Check {
     /// No weight is in one of these block types.
     NoCodecs(&'static [CodecId]),
     /// Weights of these kinds have no zero points.
-    NoZeroPoints(&'static [Kind]),
+    NoZeroPoints(&'static [FormatClass]),
     /// Integer weights have one of these bit widths.
     Bits {
         /// Widths allowed without zero points.
@@ -90,20 +90,20 @@ pub enum Check {
     /// No layer uses act-order.
     NoActOrder,
     /// Weights of these kinds are in experts only.
-    ExpertsOnly(&'static [Kind]),
+    ExpertsOnly(&'static [FormatClass]),
     /// Layers that are not fused with another multiply their input per column (`pre_quant_scale`) if their weights
     /// are of these kinds.
-    Multiplied(&'static [Kind]),
+    Multiplied(&'static [FormatClass]),
     /// Fused layers share one format.
     FusedAlike,
     /// Fused layers of this kind share one per-tensor scale.
-    FusedScale(Kind),
+    FusedScale(FormatClass),
     /// Fused layers share one stored input scale.
     FusedInputScale,
     /// The GPU has the compute capability that weights of these kinds need.
     Capability {
         /// Kinds of weights.
-        kinds: &'static [Kind],
+        kinds: &'static [FormatClass],
         /// Minimum compute capability times ten.
         least: u32,
         /// Compute capability times ten from which support ends.

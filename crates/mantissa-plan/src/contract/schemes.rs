@@ -5,7 +5,7 @@ use std::fmt;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::{Blocks, Code, minifloat};
 
-use super::subject::{Input, Kind, Stored};
+use super::subject::{FormatClass, Input, Stored};
 
 /// Layout of a weight's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum Inputs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepted {
     /// Kind of weights.
-    pub weights: Kind,
+    pub weights: FormatClass,
     /// Layouts of their scales; any if empty.
     pub scales: &'static [Scales],
     /// Quantization of the inputs; any if empty.
@@ -60,7 +60,7 @@ pub struct Accepted {
 
 impl Accepted {
     /// Returns a combination.
-    pub const fn new(weights: Kind, scales: &'static [Scales], inputs: &'static [Inputs]) -> Self {
+    pub const fn new(weights: FormatClass, scales: &'static [Scales], inputs: &'static [Inputs]) -> Self {
         Accepted { weights, scales, inputs }
     }
 
@@ -99,8 +99,14 @@ impl Stored {
                 None => self.kind().name().to_owned(),
             },
         };
-        let fixed =
-            matches!(self.kind(), Kind::Nvfp4 | Kind::Mxfp4 | Kind::Mxfp8 | Kind::Blocks | Kind::Book);
+        let fixed = matches!(
+            self.kind(),
+            FormatClass::Nvfp4
+                | FormatClass::Mxfp4
+                | FormatClass::Mxfp8
+                | FormatClass::Blocks
+                | FormatClass::Book
+        );
         let blocks = match self.format.blocks() {
             _ if fixed => String::new(),
             Blocks::Tensor => " with one scale".to_owned(),

@@ -72,7 +72,7 @@ pub struct Input {
 
 /// Weight formats that engines treat alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FormatClass {
     /// Integer weights with unquantized activations.
     IntWeights,
     /// 8-bit integer weights and activations.
@@ -95,45 +95,47 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl FormatClass {
     /// Returns the name for reports.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::IntWeights => "integer weights",
-            Kind::Int8 => "int8 weights and inputs",
-            Kind::Fp8 => "FP8",
-            Kind::Fp8Tiles => "FP8 tiles",
-            Kind::Nvfp4 => "NVFP4",
-            Kind::Mxfp4 => "MXFP4",
-            Kind::Mxfp8 => "MXFP8",
-            Kind::Book => "a codebook format",
-            Kind::Blocks => "a block type",
-            Kind::Other => "another format",
+            FormatClass::IntWeights => "integer weights",
+            FormatClass::Int8 => "int8 weights and inputs",
+            FormatClass::Fp8 => "FP8",
+            FormatClass::Fp8Tiles => "FP8 tiles",
+            FormatClass::Nvfp4 => "NVFP4",
+            FormatClass::Mxfp4 => "MXFP4",
+            FormatClass::Mxfp8 => "MXFP8",
+            FormatClass::Book => "a codebook format",
+            FormatClass::Blocks => "a block type",
+            FormatClass::Other => "another format",
         }
     }
 }
 
 impl Stored {
     /// Returns the kind of this weight.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> FormatClass {
         let Format::Affine(Affine { code, blocks, scale: Some(ScaleTree { code: scale, .. }), .. }) =
             &self.format
         else {
             return match &self.format {
-                Format::Table(Table { .. }) => Kind::Book,
-                Format::Codec(_) => Kind::Blocks,
-                _ => Kind::Other,
+                Format::Table(Table { .. }) => FormatClass::Book,
+                Format::Codec(_) => FormatClass::Blocks,
+                _ => FormatClass::Other,
             };
         };
         match (code, scale) {
-            (Code::Int(8), _) if self.input.is_some() => Kind::Int8,
-            (Code::Int(_), _) => Kind::IntWeights,
-            (Code::Float(minifloat::E4M3), Code::E8m0) if *blocks == Blocks::Group(32) => Kind::Mxfp8,
-            (Code::Float(minifloat::E4M3), _) if matches!(blocks, Blocks::Tile { .. }) => Kind::Fp8Tiles,
-            (Code::Float(minifloat::E4M3), _) => Kind::Fp8,
-            (Code::Float(minifloat::E2M1), Code::E8m0) => Kind::Mxfp4,
-            (Code::Float(minifloat::E2M1), Code::Float(minifloat::E4M3)) => Kind::Nvfp4,
-            _ => Kind::Other,
+            (Code::Int(8), _) if self.input.is_some() => FormatClass::Int8,
+            (Code::Int(_), _) => FormatClass::IntWeights,
+            (Code::Float(minifloat::E4M3), Code::E8m0) if *blocks == Blocks::Group(32) => FormatClass::Mxfp8,
+            (Code::Float(minifloat::E4M3), _) if matches!(blocks, Blocks::Tile { .. }) => {
+                FormatClass::Fp8Tiles
+            }
+            (Code::Float(minifloat::E4M3), _) => FormatClass::Fp8,
+            (Code::Float(minifloat::E2M1), Code::E8m0) => FormatClass::Mxfp4,
+            (Code::Float(minifloat::E2M1), Code::Float(minifloat::E4M3)) => FormatClass::Nvfp4,
+            _ => FormatClass::Other,
         }
     }
 
@@ -268,9 +270,9 @@ impl Observed {
     pub fn of_table(head: bool, stored: &Stored) -> Vec<Self> {
         match (stored.kind(), stored.integers()) {
             _ if !head => vec![Observed::CodedEmbedding],
-            (Kind::IntWeights, Some((4, _))) => vec![Observed::IntegerHead],
-            (Kind::IntWeights, _) => vec![Observed::IntegerHead, Observed::WideHead],
-            (Kind::Fp8Tiles, _) => vec![Observed::CodedHead, Observed::TileHead],
+            (FormatClass::IntWeights, Some((4, _))) => vec![Observed::IntegerHead],
+            (FormatClass::IntWeights, _) => vec![Observed::IntegerHead, Observed::WideHead],
+            (FormatClass::Fp8Tiles, _) => vec![Observed::CodedHead, Observed::TileHead],
             _ => vec![Observed::CodedHead],
         }
     }

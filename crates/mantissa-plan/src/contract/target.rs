@@ -10,7 +10,7 @@ use crate::hardware::{GPUS, Gpu};
 
 /// Engine with its run options.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Target {
+pub struct EngineTarget {
     /// Serving engine.
     pub engine: &'static Engine,
     /// Tensor parallelism: number of GPUs that share each layer; 1 if not split.
@@ -19,7 +19,7 @@ pub struct Target {
     pub gpu: Option<Gpu>,
 }
 
-/// Error of parsing a [`Target`].
+/// Error of parsing a [`EngineTarget`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: expected {allowed}, got \"{found}\"")]
 pub struct TargetError {
@@ -39,7 +39,7 @@ fn list<'a>(got: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
     format!("{} (of {})", nearest_list(got, names.clone()), names.count())
 }
 
-impl Target {
+impl EngineTarget {
     /// Parses `SERVER[:tp=N][,gpu=NAME]`.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Target {
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
         let names = || list(name, ENGINES.iter().map(|engine| engine.name));
         let engine = Engine::named(name).ok_or_else(|| fault("engine", name, names()))?;
-        let mut target = Target { engine, tp: 1, gpu: None };
+        let mut target = EngineTarget { engine, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("tp", n)) if engine.splits_tensors() => {
@@ -74,7 +74,7 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for EngineTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.engine.name)?;
         let tp = (self.tp > 1).then(|| format!("tp={}", self.tp));

@@ -34,8 +34,8 @@ pub(super) fn subject(convention: &str, scheme: &str) -> Subject {
     }
 }
 
-fn target(text: &str) -> Target {
-    Target::parse(text).unwrap()
+fn target(text: &str) -> EngineTarget {
+    EngineTarget::parse(text).unwrap()
 }
 
 /// Rules that a subject breaks, with the tensor of each rule's first finding.
@@ -65,7 +65,7 @@ fn targets_are_parsed_and_printed() {
         ("llama.cpp:tp=2", "option: expected gpu=NAME, got \"tp=2\""),
         ("vllm:pp=2", "got \"pp=2\""),
     ] {
-        let message = Target::parse(text).unwrap_err().to_string();
+        let message = EngineTarget::parse(text).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     }
 }

@@ -7,7 +7,7 @@ use crate::hardware::{Device, Unit};
 use crate::precision::Kv;
 use crate::roofline::decode_intensity;
 use crate::shape::ModelShape;
-use crate::training::{Recipe, Recompute, gpt_layer_activations};
+use crate::training::{Recompute, TrainingRecipe, gpt_layer_activations};
 
 /// Figure of a correction.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +64,7 @@ fn db(scheme: &str) -> f64 {
 }
 
 fn per_parameter(recipe: &str) -> f64 {
-    Recipe::named(recipe).map_or(0.0, |recipe| recipe.total())
+    TrainingRecipe::named(recipe).map_or(0.0, |recipe| recipe.total())
 }
 
 fn none() -> Vec<Figure> {
@@ -357,8 +357,8 @@ pub const CORRECTIONS: &[Correction] = &[
         right: "FP8 is the copy that is multiplied; master weights and gradients are f32, moments bf16",
         source: "arXiv 2412.19437, section 3.3",
         figures: || {
-            let recipe = Recipe::named("deepseek-v3");
-            let of = |get: fn(&Recipe) -> f64| recipe.as_ref().map_or(0.0, get);
+            let recipe = TrainingRecipe::named("deepseek-v3");
+            let of = |get: fn(&TrainingRecipe) -> f64| recipe.as_ref().map_or(0.0, get);
             vec![
                 figure("bytes of the master", of(|r| r.master), 4.0, 0.0),
                 figure("of gradients", of(|r| r.gradients), 4.0, 0.0),
@@ -372,7 +372,7 @@ pub const CORRECTIONS: &[Correction] = &[
         right: "its two f32 moments take 8 bytes, 560 GB for 70 B; with an f32 master 12 bytes, 840 GB",
         source: "arithmetic",
         figures: || {
-            let recipe = Recipe::named("bf16");
+            let recipe = TrainingRecipe::named("bf16");
             let moments = recipe.as_ref().map_or(0.0, |r| r.moments);
             let master = recipe.as_ref().map_or(0.0, |r| r.master);
             vec![

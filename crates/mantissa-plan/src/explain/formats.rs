@@ -3,7 +3,7 @@
 use mantissa_num::{Code, minifloat, parse_weight};
 
 use super::measures::{accumulator_error, least_update, sqnr};
-use super::topic::{Scene, Topic};
+use super::topic::{Deployment, Topic};
 use crate::hardware::Unit;
 use crate::memory::linear_bytes;
 use crate::precision::{PRECISIONS, Precision, format_of};
@@ -30,7 +30,7 @@ fn bits(scheme: &str) -> f64 {
     format_of(scheme).bits_per_weight(4096, 4096)
 }
 
-fn granularity(scene: &Scene<'_>) -> Vec<String> {
+fn granularity(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |scheme| {
         let (plain, outlier) = (db(scheme, None), db(scheme, Some(50.0)));
         format!(
@@ -38,7 +38,7 @@ fn granularity(scene: &Scene<'_>) -> Vec<String> {
             bits(scheme)
         )
     };
-    let width = scene.shape.hidden;
+    let width = deployment.shape.hidden;
     vec![
         format!("per tensor: one scale for all. INT8: {}", of("int8-tensor")),
         format!(
@@ -55,9 +55,9 @@ fn granularity(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn interchangeable(scene: &Scene<'_>) -> Vec<String> {
+fn interchangeable(deployment: &Deployment<'_>) -> Vec<String> {
     let row = |(scheme, name): (&str, &str)| {
-        let unit = parse_weight(scheme).ok().map(|scheme| scene.device.execute(&scheme.format, None));
+        let unit = parse_weight(scheme).ok().map(|scheme| deployment.device.execute(&scheme.format, None));
         let unit = unit.map_or_else(|| "-".to_owned(), |execution| execution.unit.to_string());
         format!(
             "{name}: {:.3} bits, {}, {} with an outlier of 50 σ; weights alone are multiplied in {unit} here",
@@ -71,8 +71,8 @@ fn interchangeable(scene: &Scene<'_>) -> Vec<String> {
     lines
 }
 
-fn fp8_or_int8(scene: &Scene<'_>) -> Vec<String> {
-    let device = scene.device;
+fn fp8_or_int8(deployment: &Deployment<'_>) -> Vec<String> {
+    let device = deployment.device;
     let rate =
         |unit| device.rate(unit).map_or_else(|| "none".to_owned(), |rate| format!("{:.0} T/s", rate / 1e12));
     let choice = match (device.rate(Unit::Fp8), device.rate(Unit::Int8)) {
@@ -114,21 +114,21 @@ pub(super) fn measured<const N: usize>(names: [&str; N]) -> String {
     format!("KL on our models, nats/token: {}", names.map(of).join(", "))
 }
 
-fn nf4(scene: &Scene<'_>) -> Vec<String> {
-    let bytes = |name: &str| Precision::named(name).map_or(0.0, |p| linear_bytes(scene.shape, &p));
+fn nf4(deployment: &Deployment<'_>) -> Vec<String> {
+    let bytes = |name: &str| Precision::named(name).map_or(0.0, |p| linear_bytes(deployment.shape, &p));
     vec![
         "NF4's 16 levels are quantiles of a normal distribution, INT4's are equally spaced".to_owned(),
         format!("on normal numbers NF4 in blocks of 64 has {}, INT4 in groups of 64 {}, of 128 {}", db("nf4", None), db("int4-g64", None), db("int4-g128", None)),
-        format!("linear layers of {}: NF4 {}, INT4 with zero points {}", scene.shape.name, gb(bytes("W4A16 NF4")), gb(bytes("W4A16 INT4"))),
+        format!("linear layers of {}: NF4 {}, INT4 with zero points {}", deployment.shape.name, gb(bytes("W4A16 NF4")), gb(bytes("W4A16 INT4"))),
         measured(["W4A16 NF4", "W4A16 INT4"]),
         "no unit multiplies NF4: it is decoded to 16 bits first. It is for storage, as in QLoRA, not for speed".to_owned(),
     ]
 }
 
-fn blocks(scene: &Scene<'_>) -> Vec<String> {
+fn blocks(deployment: &Deployment<'_>) -> Vec<String> {
     let native = |scheme: &str| {
         let format = parse_weight(scheme).ok().map(|scheme| scheme.format);
-        let execution = format.map(|format| scene.device.execute(&format, Some(&format)));
+        let execution = format.map(|format| deployment.device.execute(&format, Some(&format)));
         match execution {
             Some(execution) => {
                 execution.fallback.unwrap_or_else(|| format!("multiplied in {}", execution.unit))
@@ -153,29 +153,30 @@ fn blocks(scene: &Scene<'_>) -> Vec<String> {
             db("mxfp4", Some(50.0)),
             db("nvfp4", Some(50.0))
         ),
-        format!("MXFP4 weights and inputs on {}: {}", scene.device.title, native("mxfp4")),
-        format!("NVFP4 weights and inputs on {}: {}", scene.device.title, native("nvfp4")),
+        format!("MXFP4 weights and inputs on {}: {}", deployment.device.title, native("mxfp4")),
+        format!("NVFP4 weights and inputs on {}: {}", deployment.device.title, native("nvfp4")),
         measured(["W4A16 NVFP4", "W4A4 NVFP4", "W4A16 MXFP4"]),
     ]
 }
 
-fn accumulator(scene: &Scene<'_>) -> Vec<String> {
+fn accumulator(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |what: &str, k: u64| {
         let [plain, promoted] = accumulator_error((k as usize).clamp(64, 1 << 15));
         format!(
             "{what} ({k} products): relative error {plain:.5} in 14 bits, {promoted:.5} with promotion every 128"
         )
     };
-    let widest = scene.shape.matrices.iter().map(|m| m.cols as u64).max().unwrap_or(scene.shape.hidden);
+    let widest =
+        deployment.shape.matrices.iter().map(|m| m.cols as u64).max().unwrap_or(deployment.shape.hidden);
     vec![
         "Hopper's tensor cores keep about 14 bits of a sum of FP8 products, so the error grows with its length (modelled, not compared with the hardware)".to_owned(),
-        of("sums over the hidden states", scene.shape.hidden),
+        of("sums over the hidden states", deployment.shape.hidden),
         of("the longest sums", widest),
         "sums of int8 products are exact in 32 bits up to 130,000 products".to_owned(),
     ]
 }
 
-fn half_formats(_: &Scene<'_>) -> Vec<String> {
+fn half_formats(_: &Deployment<'_>) -> Vec<String> {
     let of = |float: minifloat::MiniFloat| {
         format!(
             "{}: {} exponent and {} mantissa bits, largest {:e}, smallest normal {:e}, subnormal {:e}, steps of {:e} of the value",
@@ -195,15 +196,15 @@ fn half_formats(_: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn candidates(scene: &Scene<'_>) -> Vec<String> {
+fn candidates(deployment: &Deployment<'_>) -> Vec<String> {
     let row = |p: &Precision| {
-        let bytes = linear_bytes(scene.shape, p) / scene.shape.linear_weights() as f64;
+        let bytes = linear_bytes(deployment.shape, p) / deployment.shape.linear_weights() as f64;
         let kl = p.measured_kl().map_or_else(|| "not measured".to_owned(), |kl| format!("{kl:.4}"));
         format!(
             "{}: {:.2} bits per weight of {}, KL {kl} nats/token on our models",
             p.name,
             8.0 * bytes,
-            scene.shape.name
+            deployment.shape.name
         )
     };
     PRECISIONS.iter().map(row).collect()

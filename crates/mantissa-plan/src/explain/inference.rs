@@ -1,6 +1,6 @@
 //! Topics about running quantized models.
 
-use super::topic::{Scene, Topic};
+use super::topic::{Deployment, Topic};
 use crate::memory::{capacity, concurrency, inference, linear_bytes, longest_context};
 use crate::precision::{KVS, Kv, PRECISIONS, Precision};
 use crate::recommend::{Row, answer, gb, rate};
@@ -16,15 +16,15 @@ fn speed(rates: [f64; 3]) -> String {
     format!("{} tok/s (predicted {}–{})", rate(rates[1]), rate(rates[0]), rate(rates[2]))
 }
 
-fn weight_only(scene: &Scene<'_>) -> Vec<String> {
+fn weight_only(deployment: &Deployment<'_>) -> Vec<String> {
     let (four, half, kv) = (precision("W4A16 INT4"), precision("BF16"), KVS[0]);
-    let (four, half) = (scene.setup(&four, &kv), scene.setup(&half, &kv));
-    let depth = scene.load.depth();
+    let (four, half) = (deployment.setup(&four, &kv), deployment.setup(&half, &kv));
+    let depth = deployment.load.depth();
     let gain = |batch| four.decode(batch, depth).tokens_per_s[1] / half.decode(batch, depth).tokens_per_s[1];
-    let prompts =
-        four.prefill(scene.load.prefill).tokens_per_s[1] / half.prefill(scene.load.prefill).tokens_per_s[1];
+    let prompts = four.prefill(deployment.load.prefill).tokens_per_s[1]
+        / half.prefill(deployment.load.prefill).tokens_per_s[1];
     let unit = half.execution().unit;
-    let ridge = scene.device.ridge(unit).unwrap_or(0.0);
+    let ridge = deployment.device.ridge(unit).unwrap_or(0.0);
     let crossover = match four.crossover(half.precision, depth, 1.1) {
         Some(1) => "it gains less than a tenth at any batch".to_owned(),
         Some(batch) => format!("from batch {batch} on it gains less than a tenth"),
@@ -40,7 +40,7 @@ fn weight_only(scene: &Scene<'_>) -> Vec<String> {
             "one sequence does {:.0} operation for each byte of bf16 weights, {:.0} of 4-bit weights; {} can do {ridge:.0}: it waits for memory",
             decode_intensity(16.0),
             decode_intensity(4.0),
-            scene.device.title
+            deployment.device.title
         ),
         format!(
             "W4A16 over BF16 with {depth} tokens in each sequence: {:.2} times at batch 1, {:.2} at 16, {:.2} at 256; {crossover}",
@@ -50,13 +50,13 @@ fn weight_only(scene: &Scene<'_>) -> Vec<String> {
         ),
         format!(
             "a prompt of {} tokens: {prompts:.2} times: operations bind, and they are the same",
-            scene.load.prefill
+            deployment.load.prefill
         ),
     ]
 }
 
-fn not_faster(scene: &Scene<'_>) -> Vec<String> {
-    let found = answer(scene.shape, scene.device, scene.load);
+fn not_faster(deployment: &Deployment<'_>) -> Vec<String> {
+    let found = answer(deployment.shape, deployment.device, deployment.load);
     let plain = found.rows.iter().find(|row| row.precision.is_dense());
     let Some(plain) = plain else { return Vec::new() };
     let line = |row: &Row| {
@@ -74,14 +74,14 @@ fn not_faster(scene: &Scene<'_>) -> Vec<String> {
     let rows = names.iter().filter_map(|name| found.rows.iter().find(|row| row.precision.name == *name));
     let mut lines = vec![format!(
         "a format is faster if a kernel uses it, the device has the instruction, and the load waits for what it saves; on {}, against BF16 at batch {}:",
-        scene.device.title, scene.load.batch
+        deployment.device.title, deployment.load.batch
     )];
     lines.extend(rows.map(line));
     lines
 }
 
-fn kernels(scene: &Scene<'_>) -> Vec<String> {
-    let found = answer(scene.shape, scene.device, scene.load);
+fn kernels(deployment: &Deployment<'_>) -> Vec<String> {
+    let found = answer(deployment.shape, deployment.device, deployment.load);
     let line = |row: &Row| {
         let engines =
             if row.loads.engines.is_empty() { "no engine".to_owned() } else { row.loads.engines.join(", ") };
@@ -90,8 +90,8 @@ fn kernels(scene: &Scene<'_>) -> Vec<String> {
     };
     let mut lines = vec![format!(
         "{} multiplies {}",
-        scene.device.title,
-        scene
+        deployment.device.title,
+        deployment
             .device
             .rates
             .iter()
@@ -103,13 +103,13 @@ fn kernels(scene: &Scene<'_>) -> Vec<String> {
     lines
 }
 
-fn latency(scene: &Scene<'_>) -> Vec<String> {
+fn latency(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |name: &str, batch: u64| {
         let (p, kv) = (precision(name), KVS[0]);
-        let found = scene.setup(&p, &kv).decode(batch, scene.load.depth());
+        let found = deployment.setup(&p, &kv).decode(batch, deployment.load.depth());
         format!("{name} {}, waits for {}", speed(found.tokens_per_s), found.bound.words())
     };
-    let bytes = |name: &str| gb(linear_bytes(scene.shape, &precision(name)));
+    let bytes = |name: &str| gb(linear_bytes(deployment.shape, &precision(name)));
     vec![
         format!(
             "memory: linear layers take {} in BF16, {} in W8A8, {} in W4A16",
@@ -123,28 +123,29 @@ fn latency(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn kv_cache(scene: &Scene<'_>) -> Vec<String> {
+fn kv_cache(deployment: &Deployment<'_>) -> Vec<String> {
     let half = precision("BF16");
-    let memory = scene.load.memory.unwrap_or_else(|| scene.device.available());
-    let depth = scene.load.depth();
+    let memory = deployment.load.memory.unwrap_or_else(|| deployment.device.available());
+    let depth = deployment.load.depth();
     let share = |kv: &Kv, batch: u64| {
-        let setup = scene.setup(&half, kv);
+        let setup = deployment.setup(&half, kv);
         batch as f64 * setup.cache_reads(depth) / setup.decode(batch, depth).bytes
     };
     let line = |kv: &Kv| {
-        let setup = scene.setup(&half, kv);
+        let setup = deployment.setup(&half, kv);
         format!(
             "{}: {} per token, {} for {} × {} tokens; {:.0} % of a step's reads at batch 1, {:.0} % at {}; decoding {} tok/s; {} sequences fit; KL {} on babyllama-105",
             kv.name,
-            per_token(kv.bytes_per_token(scene.shape)),
-            gb(scene.load.batch as f64 * kv.bytes_of_sequence(scene.shape, scene.load.context)),
-            scene.load.batch,
-            scene.load.context,
+            per_token(kv.bytes_per_token(deployment.shape)),
+            gb(deployment.load.batch as f64
+                * kv.bytes_of_sequence(deployment.shape, deployment.load.context)),
+            deployment.load.batch,
+            deployment.load.context,
             100.0 * share(kv, 1),
-            100.0 * share(kv, scene.load.batch.max(16)),
-            scene.load.batch.max(16),
-            rate(setup.decode(scene.load.batch.max(16), depth).tokens_per_s[1]),
-            concurrency(scene.shape, &half, kv, scene.load.context, memory),
+            100.0 * share(kv, deployment.load.batch.max(16)),
+            deployment.load.batch.max(16),
+            rate(setup.decode(deployment.load.batch.max(16), depth).tokens_per_s[1]),
+            concurrency(deployment.shape, &half, kv, deployment.load.context, memory),
             kv.kl.map_or_else(|| "not measured".to_owned(), |kl| format!("{kl}"))
         )
     };
@@ -158,8 +159,8 @@ fn per_token(bytes: f64) -> String {
     if bytes < 1e4 { format!("{bytes:.0} bytes") } else { format!("{:.0} kB", bytes / 1e3) }
 }
 
-fn int4_kv(scene: &Scene<'_>) -> Vec<String> {
-    let memory = scene.load.memory.unwrap_or_else(|| scene.device.available());
+fn int4_kv(deployment: &Deployment<'_>) -> Vec<String> {
+    let memory = deployment.load.memory.unwrap_or_else(|| deployment.device.available());
     let four = precision("W4A16 INT4");
     let of = |name: &str| Kv::named(name).unwrap_or(KVS[0]);
     let line = |kv: Kv| {
@@ -167,9 +168,9 @@ fn int4_kv(scene: &Scene<'_>) -> Vec<String> {
             "{}: {}, beside W4A16 INT4 weights; KL {} on babyllama-105",
             kv.name,
             capacity(
-                concurrency(scene.shape, &four, &kv, scene.load.context, memory),
-                scene.load.context,
-                longest_context(scene.shape, &four, &kv, memory),
+                concurrency(deployment.shape, &four, &kv, deployment.load.context, memory),
+                deployment.load.context,
+                longest_context(deployment.shape, &four, &kv, memory),
             ),
             kv.kl.unwrap_or(0.0)
         )
@@ -182,11 +183,11 @@ fn int4_kv(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn long_context(scene: &Scene<'_>) -> Vec<String> {
+fn long_context(deployment: &Deployment<'_>) -> Vec<String> {
     let (four, half) = (precision("W4A16 INT4"), precision("BF16"));
     let at = |depth: u64| {
         let kv = KVS[0];
-        let (quantized, plain) = (scene.setup(&four, &kv), scene.setup(&half, &kv));
+        let (quantized, plain) = (deployment.setup(&four, &kv), deployment.setup(&half, &kv));
         let found = quantized.decode(1, depth);
         let gain = found.tokens_per_s[1] / plain.decode(1, depth).tokens_per_s[1];
         format!(
@@ -194,7 +195,7 @@ fn long_context(scene: &Scene<'_>) -> Vec<String> {
             100.0 * quantized.cache_reads(depth) / found.bytes
         )
     };
-    let longest = scene.shape.context.clamp(2048, 131_072);
+    let longest = deployment.shape.context.clamp(2048, 131_072);
     vec![
         at(1024),
         at(longest / 4),
@@ -203,8 +204,8 @@ fn long_context(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn decide(scene: &Scene<'_>) -> Vec<String> {
-    let found = answer(scene.shape, scene.device, scene.load);
+fn decide(deployment: &Deployment<'_>) -> Vec<String> {
+    let found = answer(deployment.shape, deployment.device, deployment.load);
     let choice = &found.recommendation;
     let mut lines = vec![match choice.precision {
         Some(name) => format!("{name} with keys and values in {}", choice.kv.unwrap_or("f16")),
@@ -216,9 +217,9 @@ fn decide(scene: &Scene<'_>) -> Vec<String> {
     lines
 }
 
-fn methods(scene: &Scene<'_>) -> Vec<String> {
-    let bytes = |name: &str| gb(linear_bytes(scene.shape, &precision(name)));
-    let native = scene
+fn methods(deployment: &Deployment<'_>) -> Vec<String> {
+    let bytes = |name: &str| gb(linear_bytes(deployment.shape, &precision(name)));
+    let native = deployment
         .device
         .execute(&precision("W8A8 FP8").weight_format(), precision("W8A8 FP8").input_format().as_ref());
     let native = native.fallback.unwrap_or_else(|| format!("multiplied in {}", native.unit));
@@ -226,35 +227,35 @@ fn methods(scene: &Scene<'_>) -> Vec<String> {
         format!("FP8 W8A8 saves operations too, where the device has them; here: {native}. Linear layers {}", bytes("W8A8 FP8")),
         format!("AWQ and GPTQ are methods for the same 4-bit format, {}: AWQ scales salient channels, GPTQ corrects errors by the Hessian of the inputs", bytes("W4A16 INT4")),
         "KL on ref-32m (docs/results/weights.md): gptaq .0132, gptq .0143, awq .0208, rounding to nearest .0240 in int4-g128-asym".to_owned(),
-        format!("for this load: {}", answer(scene.shape, scene.device, scene.load).recommendation.precision.unwrap_or("nothing fits")),
+        format!("for this load: {}", answer(deployment.shape, deployment.device, deployment.load).recommendation.precision.unwrap_or("nothing fits")),
     ]
 }
 
-fn bad_int4(scene: &Scene<'_>) -> Vec<String> {
+fn bad_int4(deployment: &Deployment<'_>) -> Vec<String> {
     let (four, eight, half, kv) = (precision("W4A16 INT4"), precision("W8A8 FP8"), precision("BF16"), KVS[0]);
     let many = 256;
-    let of = |p: &Precision| scene.setup(p, &kv).decode(many, scene.load.depth()).tokens_per_s[1];
-    let saved = linear_bytes(scene.shape, &half) - linear_bytes(scene.shape, &four);
-    let small = if scene.shape.parameters() < crate::recommend::SMALL_MODEL {
+    let of = |p: &Precision| deployment.setup(p, &kv).decode(many, deployment.load.depth()).tokens_per_s[1];
+    let saved = linear_bytes(deployment.shape, &half) - linear_bytes(deployment.shape, &four);
+    let small = if deployment.shape.parameters() < crate::recommend::SMALL_MODEL {
         "which is little"
     } else {
         "which counts"
     };
     vec![
         format!("large batches: at {many} sequences W4A16 decodes {:.2} times as fast as BF16, W8A8 {:.2} times", of(&four) / of(&half), of(&eight) / of(&half)),
-        format!("small models: they lose more, and save less; {} saves {}, {small}", scene.shape.name, gb(saved)),
+        format!("small models: they lose more, and save less; {} saves {}, {small}", deployment.shape.name, gb(saved)),
         "a small loss is measured, not assumed: ref-32m, trained longer, loses 3.2 times what ref-8m loses under GPTQ in 4 bits".to_owned(),
         format!("inputs of 4 bits: KL {:.4} for W4A4 NVFP4 against {:.4} for W4A16", precision("W4A4 NVFP4").measured_kl().unwrap_or(0.0), precision("W4A16 NVFP4").measured_kl().unwrap_or(0.0)),
         "training in INT4, and long contexts with keys in INT4, are not solved".to_owned(),
     ]
 }
 
-fn speculative(scene: &Scene<'_>) -> Vec<String> {
+fn speculative(deployment: &Deployment<'_>) -> Vec<String> {
     let four = precision("W4A16 INT4");
-    let setup = scene.setup(&four, &KVS[0]);
+    let setup = deployment.setup(&four, &KVS[0]);
     let verify = |n: u32| {
-        let one = 1.0 / setup.decode(1, scene.load.depth()).tokens_per_s[1];
-        let many = f64::from(n + 1) / setup.decode(u64::from(n) + 1, scene.load.depth()).tokens_per_s[1];
+        let one = 1.0 / setup.decode(1, deployment.load.depth()).tokens_per_s[1];
+        let many = f64::from(n + 1) / setup.decode(u64::from(n) + 1, deployment.load.depth()).tokens_per_s[1];
         many / one
     };
     let line = |acceptance: f64, n: u32| {
@@ -273,19 +274,19 @@ fn speculative(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn experts(scene: &Scene<'_>) -> Vec<String> {
+fn experts(deployment: &Deployment<'_>) -> Vec<String> {
     let half = precision("BF16");
-    let setup = scene.setup(&half, &KVS[0]);
+    let setup = deployment.setup(&half, &KVS[0]);
     let read = |batch: u64| {
         let bytes = setup.decode(batch, 0).bytes;
         format!("batch {batch}: {}", gb(bytes))
     };
-    let (all, active) = (scene.shape.parameters() as f64, scene.shape.active_parameters() as f64);
-    if !scene.shape.is_mixture() {
+    let (all, active) = (deployment.shape.parameters() as f64, deployment.shape.active_parameters() as f64);
+    if !deployment.shape.is_mixture() {
         return vec![
             format!(
                 "{} has no experts: a token passes through all {:.1} B parameters, and a step of any batch reads {} in BF16",
-                scene.shape.name,
+                deployment.shape.name,
                 all / 1e9,
                 gb(setup.decode(1, 0).bytes)
             ),
@@ -300,12 +301,12 @@ fn experts(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn tensor_parallel(scene: &Scene<'_>) -> Vec<String> {
+fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
     let half = precision("BF16");
     let kv = KVS[0];
     let of = |devices: u64, reduce_bits: f64| {
-        let setup = Setup { devices, reduce_bits, ..scene.setup(&half, &kv) };
-        let one = setup.decode(1, scene.load.depth());
+        let setup = Setup { devices, reduce_bits, ..deployment.setup(&half, &kv) };
+        let one = setup.decode(1, deployment.load.depth());
         let prompt = setup.reduce_seconds(2048.0);
         let bound = if one.bound == Bound::Link { ", waits for links" } else { "" };
         format!(
@@ -314,11 +315,11 @@ fn tensor_parallel(scene: &Scene<'_>) -> Vec<String> {
             1e3 * prompt
         )
     };
-    let link = scene.device.link / 1e9;
+    let link = deployment.device.link / 1e9;
     vec![
         format!(
             "two sums over devices in each of {} layers, over links of {link:.0} GB/s",
-            scene.shape.layers
+            deployment.shape.layers
         ),
         of(2, 16.0),
         of(8, 16.0),
@@ -326,13 +327,13 @@ fn tensor_parallel(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn memory(scene: &Scene<'_>) -> Vec<String> {
-    let shape = scene.shape;
+fn memory(deployment: &Deployment<'_>) -> Vec<String> {
+    let shape = deployment.shape;
     let parameters = shape.parameters() as f64;
     let kv = KVS[0];
     let line = |name: &str| {
         let p = precision(name);
-        let all = inference(shape, &p, &kv, scene.load.context, scene.load.batch);
+        let all = inference(shape, &p, &kv, deployment.load.context, deployment.load.batch);
         format!(
             "{name}: weights {} + KV {} + activations {} = {}",
             gb(all.weights()),
@@ -366,8 +367,8 @@ fn memory(scene: &Scene<'_>) -> Vec<String> {
         ),
         format!(
             "{}: {} usable",
-            scene.device.title,
-            gb(scene.load.memory.unwrap_or_else(|| scene.device.available()))
+            deployment.device.title,
+            gb(deployment.load.memory.unwrap_or_else(|| deployment.device.available()))
         ),
     ]
 }

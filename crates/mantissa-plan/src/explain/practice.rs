@@ -3,26 +3,26 @@
 use super::formats::measured;
 use super::inference::precision;
 use super::measures::sqnr;
-use super::topic::{Scene, Topic};
+use super::topic::{Deployment, Topic};
 use crate::memory::{head_bytes, linear_bytes};
 use crate::precision::PRECISIONS;
 use crate::recommend::gb;
-use crate::shape::Part;
+use crate::shape::ModelPart;
 
 fn db(scheme: &str, outlier: f32) -> String {
     sqnr(scheme, Some(outlier)).map_or_else(|| "-".to_owned(), |db| format!("{db:.1}"))
 }
 
-fn smooth(scene: &Scene<'_>) -> Vec<String> {
+fn smooth(deployment: &Deployment<'_>) -> Vec<String> {
     vec![
         "SmoothQuant divides each input channel by a factor and multiplies the weight's column by it: the product is the same, outliers move from inputs, which are hard to quantize, into weights, which are easy".to_owned(),
         format!("int8 inputs per token with one channel of 20 σ have {} dB, of 100 σ {} dB, without {:.1} dB", db("int8-channel", 20.0), db("int8-channel", 100.0), sqnr("int8-channel", None).unwrap_or(0.0)),
-        format!("{} has {} inputs in a row: one outlier sets the step of all of them", scene.shape.name, scene.shape.hidden),
+        format!("{} has {} inputs in a row: one outlier sets the step of all of them", deployment.shape.name, deployment.shape.hidden),
         "measured on ref-32m, which has no outlier channels: w8a8 .00191, w8a8-smooth .00174 nats/token".to_owned(),
     ]
 }
 
-fn inputs(scene: &Scene<'_>) -> Vec<String> {
+fn inputs(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |name: &str, scheme: &str| {
         format!(
             "{name}: {} dB without outliers, {} with 20 σ, {} with 100 σ in each row",
@@ -34,7 +34,7 @@ fn inputs(scene: &Scene<'_>) -> Vec<String> {
     vec![
         format!(
             "weights are fixed and regular; inputs of {} layers change with every token and have outlier channels in large models",
-            scene.shape.layers
+            deployment.shape.layers
         ),
         of("int8 per token", "int8-channel"),
         of("FP8 per token", "fp8-e4m3-channel"),
@@ -44,8 +44,8 @@ fn inputs(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn softmax(scene: &Scene<'_>) -> Vec<String> {
-    let tokens = scene.load.context;
+fn softmax(deployment: &Deployment<'_>) -> Vec<String> {
+    let tokens = deployment.load.context;
     let step = |levels: f64| format!("{:.2e}", 0.5 / levels);
     vec![
         format!("attention weights of {tokens} tokens sum to 1: on average {:.1e} each, the largest near 1", 1.0 / tokens as f64),
@@ -55,8 +55,8 @@ fn softmax(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn high_precision(scene: &Scene<'_>) -> Vec<String> {
-    let shape = scene.shape;
+fn high_precision(deployment: &Deployment<'_>) -> Vec<String> {
+    let shape = deployment.shape;
     let all = shape.parameters() as f64;
     let share = |weights: u64| format!("{:.2} %", 100.0 * weights as f64 / all);
     let four = precision("W4A16 INT4");
@@ -83,8 +83,8 @@ fn high_precision(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn head(scene: &Scene<'_>) -> Vec<String> {
-    let shape = scene.shape;
+fn head(deployment: &Deployment<'_>) -> Vec<String> {
+    let shape = deployment.shape;
     let (half, six) = (precision("BF16"), precision("Q4_K_M"));
     let reads = |name: &str| {
         let p = precision(name);
@@ -97,8 +97,8 @@ fn head(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn breaks(scene: &Scene<'_>) -> Vec<String> {
-    let layers = scene.shape.layers as f64;
+fn breaks(deployment: &Deployment<'_>) -> Vec<String> {
+    let layers = deployment.shape.layers as f64;
     vec![
         format!(
             "1. outlier channels in inputs: int8 per token falls from {:.1} to {} dB with one of 100 σ; smooth, rotate, or use FP8",
@@ -107,7 +107,10 @@ fn breaks(scene: &Scene<'_>) -> Vec<String> {
         ),
         "2. single layers, often the first, the last and down projections: keep them wider (mantissa fit)"
             .to_owned(),
-        format!("3. keys in 4 bits at long contexts: every one of {} tokens reads them", scene.load.context),
+        format!(
+            "3. keys in 4 bits at long contexts: every one of {} tokens reads them",
+            deployment.load.context
+        ),
         "4. calibration on another kind of text".to_owned(),
         format!(
             "5. depth: errors of .5 % in each of {layers:.0} layers make {:.1} % if they are uncorrelated, {:.0} % if they all point the same way",
@@ -119,9 +122,10 @@ fn breaks(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn calibration(scene: &Scene<'_>) -> Vec<String> {
-    let widest = scene.shape.matrices.iter().map(|m| m.cols).max().unwrap_or(1);
-    let experts = scene.shape.matrices.iter().find(|m| m.part == Part::Experts && m.active < m.count);
+fn calibration(deployment: &Deployment<'_>) -> Vec<String> {
+    let widest = deployment.shape.matrices.iter().map(|m| m.cols).max().unwrap_or(1);
+    let experts =
+        deployment.shape.matrices.iter().find(|m| m.part == ModelPart::Experts && m.active < m.count);
     let seen = experts.map(|m| {
         let share = m.active as f64 / m.count as f64;
         format!("an expert sees {:.1} % of the tokens: {:.0} of 262,144", 100.0 * share, share * 262_144.0)
@@ -135,7 +139,7 @@ fn calibration(scene: &Scene<'_>) -> Vec<String> {
     lines
 }
 
-fn benchmarks(_: &Scene<'_>) -> Vec<String> {
+fn benchmarks(_: &Deployment<'_>) -> Vec<String> {
     let moved = |kl: f64| 100.0 * (kl / 2.0).sqrt();
     let line = |p: &crate::precision::Precision| Some((p.name, p.measured_kl()?));
     let rows = PRECISIONS.iter().filter_map(line).filter(|(_, kl)| *kl > 0.0);
@@ -151,7 +155,7 @@ fn benchmarks(_: &Scene<'_>) -> Vec<String> {
     lines
 }
 
-fn mistakes(scene: &Scene<'_>) -> Vec<String> {
+fn mistakes(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |topic: &&'static Topic| {
         topic.answers.iter().find_map(|id| id.strip_prefix("14.")?.parse::<u32>().ok())
     };
@@ -159,14 +163,14 @@ fn mistakes(scene: &Scene<'_>) -> Vec<String> {
     all.sort_by_key(|(id, _)| *id);
     // The first line that has a figure stands for the answer.
     let line = |(id, topic): &(u32, &'static Topic)| {
-        let answer = (topic.answer)(scene);
+        let answer = (topic.answer)(deployment);
         let figure = answer.iter().find(|line| line.contains(|c: char| c.is_ascii_digit()));
         format!("{id}. {} ({}): {}", topic.question, topic.name, figure.map_or("", String::as_str))
     };
     all.iter().map(line).collect()
 }
 
-fn corrected(_: &Scene<'_>) -> Vec<String> {
+fn corrected(_: &Deployment<'_>) -> Vec<String> {
     let line = |c: &super::Correction| {
         let figures = (c.figures)();
         let figures: Vec<_> = figures.iter().map(|f| format!("{} {}", f.what, short(f.found))).collect();

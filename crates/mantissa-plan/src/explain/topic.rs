@@ -8,7 +8,7 @@ use crate::shape::ModelShape;
 
 /// Model, device and load that an answer is about.
 #[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
+pub struct Deployment<'a> {
     /// Model.
     pub shape: &'a ModelShape,
     /// Device.
@@ -17,7 +17,7 @@ pub struct Scene<'a> {
     pub load: &'a Load,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> Deployment<'a> {
     /// Returns the model in a precision with a KV scheme on the device.
     pub(crate) fn setup(&self, precision: &'a Precision, kv: &'a Kv) -> Setup<'a> {
         let Load { devices, reduce_bits, .. } = *self.load;
@@ -33,7 +33,7 @@ pub struct Topic {
     /// Question.
     pub question: &'static str,
     /// Computes the lines of the answer.
-    pub answer: fn(&Scene<'_>) -> Vec<String>,
+    pub answer: fn(&Deployment<'_>) -> Vec<String>,
     /// Command that measures it; MODEL stands for the model.
     pub measure: &'static str,
     /// Statements of [`CORRECTIONS`](super::CORRECTIONS) about it.

@@ -3,42 +3,42 @@
 use mantissa_num::{Code, minifloat};
 
 use super::measures::least_update;
-use super::topic::{Scene, Topic};
+use super::topic::{Deployment, Topic};
 use crate::hardware::Unit;
 use crate::recommend::{gb, train};
-use crate::training::{Recipe, Recompute, Run, Zero};
+use crate::training::{Recompute, Run, TrainingRecipe, Zero};
 
 /// Learning rate of the examples.
 const RATE: f64 = 2e-5;
 
 /// Bytes per parameter of a recipe.
 fn bytes(name: &str) -> f64 {
-    Recipe::named(name).map_or(0.0, |recipe| recipe.total())
+    TrainingRecipe::named(name).map_or(0.0, |recipe| recipe.total())
 }
 
 /// Describes a recipe with its bytes for the model.
-fn line(scene: &Scene<'_>, name: &str) -> String {
-    let about = Recipe::named(name).map_or("", |recipe| recipe.about);
+fn line(deployment: &Deployment<'_>, name: &str) -> String {
+    let about = TrainingRecipe::named(name).map_or("", |recipe| recipe.about);
     format!(
         "{name}: {:.2} bytes per parameter, {} for {}: {about}",
         bytes(name),
-        gb(bytes(name) * scene.shape.parameters() as f64),
-        scene.shape.name
+        gb(bytes(name) * deployment.shape.parameters() as f64),
+        deployment.shape.name
     )
 }
 
-fn mixed(scene: &Scene<'_>) -> Vec<String> {
+fn mixed(deployment: &Deployment<'_>) -> Vec<String> {
     vec![
         "mixed precision multiplies in 16 bits and updates f32 master weights: the same parameter exists twice, no layer has a precision of its own".to_owned(),
-        line(scene, "bf16"),
+        line(deployment, "bf16"),
         "quantized training also stores weights, gradients or moments in few bits:".to_owned(),
-        line(scene, "bf16-adam8-master"),
-        line(scene, "int8-sr"),
-        line(scene, "deepseek-v3"),
+        line(deployment, "bf16-adam8-master"),
+        line(deployment, "int8-sr"),
+        line(deployment, "deepseek-v3"),
     ]
 }
 
-fn stochastic(_: &Scene<'_>) -> Vec<String> {
+fn stochastic(_: &Deployment<'_>) -> Vec<String> {
     let keeps = least_update(Code::Float(minifloat::BF16));
     vec![
         "a number between two representable ones is rounded up with the probability of its distance from the lower: the mean is exact".to_owned(),
@@ -48,7 +48,7 @@ fn stochastic(_: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn harder(scene: &Scene<'_>) -> Vec<String> {
+fn harder(deployment: &Deployment<'_>) -> Vec<String> {
     let range = |float: minifloat::MiniFloat| f64::from(float.max() / float.min_subnormal()).log2();
     vec![
         format!(
@@ -64,21 +64,21 @@ fn harder(scene: &Scene<'_>) -> Vec<String> {
         ),
         format!(
             "errors act over steps, not over {} layers alone, and distributions move, so that no calibration holds",
-            scene.shape.layers
+            deployment.shape.layers
         ),
         format!(
             "state: {} with an f32 master, against {} of bf16 weights in inference",
-            gb(16.0 * scene.shape.parameters() as f64),
-            gb(2.0 * scene.shape.parameters() as f64)
+            gb(16.0 * deployment.shape.parameters() as f64),
+            gb(2.0 * deployment.shape.parameters() as f64)
         ),
         "a failure costs the run: watch overflow, underflow and the signal-to-noise of each operand"
             .to_owned(),
     ]
 }
 
-fn qlora(scene: &Scene<'_>) -> Vec<String> {
+fn qlora(deployment: &Deployment<'_>) -> Vec<String> {
     let run = Run { sequence: 2048, batch: 1, devices: 1, zero: Zero::None, recompute: Recompute::Layers };
-    let found = train(scene.shape, scene.device, &run, 16, false, scene.load.memory);
+    let found = train(deployment.shape, deployment.device, &run, 16, false, deployment.load.memory);
     let of =
         |name: &str| found.rows.iter().find(|row| row.name == name).map_or(0.0, |row| row.recomputed.total());
     vec![
@@ -88,7 +88,7 @@ fn qlora(scene: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn order(_: &Scene<'_>) -> Vec<String> {
+fn order(_: &Deployment<'_>) -> Vec<String> {
     vec![
         "not the same: fine-tuning a quantized model corrects for its rounding, quantizing a fine-tuned one rounds what was tuned".to_owned(),
         "measured on ref-8m in INT3 (docs/results/training.md): rounding after fine-tuning loses .016 nats; training through the rounding (QAT) recovers 81 % of it, in INT2 88 %".to_owned(),
@@ -96,16 +96,16 @@ fn order(_: &Scene<'_>) -> Vec<String> {
     ]
 }
 
-fn choose(scene: &Scene<'_>) -> Vec<String> {
+fn choose(deployment: &Deployment<'_>) -> Vec<String> {
     let run = Run {
-        sequence: scene.load.context.min(4096),
+        sequence: deployment.load.context.min(4096),
         batch: 1,
         devices: 1,
         zero: Zero::None,
         recompute: Recompute::Scores,
     };
-    let found = train(scene.shape, scene.device, &run, 16, false, scene.load.memory);
-    let fp8 = match (scene.device.rate(Unit::Fp8), scene.device.rate(Unit::Bf16)) {
+    let found = train(deployment.shape, deployment.device, &run, 16, false, deployment.load.memory);
+    let fp8 = match (deployment.device.rate(Unit::Fp8), deployment.device.rate(Unit::Bf16)) {
         (Some(fp8), Some(half)) => format!(
             "FP8 products bound the gain at {:.1} times here; whole models gain 1.04 to 1.25 times",
             fp8 / half
@@ -115,8 +115,8 @@ fn choose(scene: &Scene<'_>) -> Vec<String> {
     let mut lines = vec![format!(
         "{} for all weights of {} on {}",
         found.recipe.unwrap_or("nothing fits"),
-        scene.shape.name,
-        scene.device.title
+        deployment.shape.name,
+        deployment.device.title
     )];
     lines.extend(found.reasons);
     lines.extend(found.changes.into_iter().map(|change| format!("would change it: {change}")));

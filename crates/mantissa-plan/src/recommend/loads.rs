@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::contract::{ENGINES, Input, Linear, Shape, Stored, Subject, Target, lint};
+use crate::contract::{ENGINES, EngineTarget, Input, Linear, Shape, Stored, Subject, lint};
 use crate::hardware::Device;
 use crate::precision::Precision;
-use crate::shape::{ModelShape, Part};
+use crate::shape::{ModelPart, ModelShape};
 
 /// Result of asking every engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -24,7 +24,7 @@ pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, devices
     let mut loads = Loads::default();
     for engine in ENGINES.into_iter().filter(|engine| engine.makers.contains(&device.maker)) {
         let tp = if engine.splits_tensors() { devices.clamp(1, 1024) as usize } else { 1 };
-        let target = Target { engine, tp, gpu: device.gpu() };
+        let target = EngineTarget { engine, tp, gpu: device.gpu() };
         let report = lint(&subject, &target);
         match report.findings.first() {
             Some(finding) if finding.severity.fails() => {
@@ -55,7 +55,7 @@ fn subject(shape: &ModelShape, precision: &Precision) -> Subject {
     });
     let linear = |(i, matrices): (usize, &crate::shape::Matrices)| {
         let module = match matrices.part {
-            Part::Experts => format!("model.layers.0.mlp.experts.0.linear_{i}"),
+            ModelPart::Experts => format!("model.layers.0.mlp.experts.0.linear_{i}"),
             _ => format!("model.layers.0.linear_{i}"),
         };
         Linear { module, rows: matrices.rows, cols: matrices.cols, stored: stored.clone() }

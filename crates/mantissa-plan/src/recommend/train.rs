@@ -6,7 +6,7 @@ use super::reasons::gb;
 use crate::hardware::{Device, Unit};
 use crate::shape::ModelShape;
 use crate::training::{
-    RECIPES, Recipe, Recompute, Run, Trained, Training, Zero, operations_per_token, training,
+    RECIPES, Recompute, Run, Trained, Training, TrainingRecipe, Zero, operations_per_token, training,
 };
 
 /// Number of parameters from which on FP8 products are worth their care (DeepSeek-V3 and later).
@@ -87,7 +87,7 @@ pub fn train(
 ) -> TrainAnswer {
     let memory = memory.unwrap_or_else(|| device.available());
     let full = Run { recompute: Recompute::Layers, ..*run };
-    let of = |name, about, recipe: &Recipe, trained, source, policy, bytes_per_parameter| {
+    let of = |name, about, recipe: &TrainingRecipe, trained, source, policy, bytes_per_parameter| {
         let (bytes, recomputed) =
             (training(shape, recipe, trained, run), training(shape, recipe, trained, &full));
         let fits = bytes.total() <= memory;
@@ -105,7 +105,7 @@ pub fn train(
             source,
         }
     };
-    let whole = |recipe: &Recipe| {
+    let whole = |recipe: &TrainingRecipe| {
         let each = recipe.bytes_per_parameter(run.zero, run.devices);
         of(recipe.name, recipe.about, recipe, Trained::All, recipe.source, recipe.policy, each)
     };

@@ -1,4 +1,4 @@
-//! KL of an output whose embedding and head are those of its source: the rest is what quantizing them costs.
+//! KL of an output with its source's embedding and head: the rest is what quantizing them costs.
 
 use std::ops::ControlFlow;
 
@@ -29,7 +29,7 @@ impl SourceView for SourceTables<'_> {
         cols: usize,
         bias: bool,
     ) -> std::result::Result<LinearWeight, LoadError> {
-        let given = self.modules.iter().find(|(of_output, _)| of_output == module);
+        let given = self.modules.iter().find(|(output_module, _)| output_module == module);
         let (files, module) = given.map_or((self.output, module), |(_, own)| (self.source, own.as_str()));
         WeightSource::linear(files, module, rows, cols, bias)
     }

@@ -70,8 +70,8 @@ pub(super) fn decoded(
 
 /// True if every layer that dense checkpoints store in the stacked tensor `name` is quantized separately.
 fn all_quantized(linears: &[PlannedLinear], name: &str) -> bool {
-    let of_stack = |linear: &&PlannedLinear| linear.info.dense_tensor().0 == name;
-    linears.iter().filter(of_stack).all(|linear| linear.scheme.is_some())
+    let in_stack = |linear: &&PlannedLinear| linear.info.dense_tensor().0 == name;
+    linears.iter().filter(in_stack).all(|linear| linear.scheme.is_some())
 }
 
 /// Returns the values of a tensor in the order of dense checkpoints. GGUF stores every layer as `[out, in]`. In a

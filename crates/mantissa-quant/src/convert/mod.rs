@@ -32,7 +32,7 @@ use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::load::loadable;
 use crate::plan::alternative;
-use crate::plan::{Dense, Job, Layout, Options, Plan, PlannedLinear};
+use crate::plan::{Dense, Layout, Options, Plan, PlannedLinear, WeightJob};
 use crate::row_order::order_of;
 use crate::rtn;
 use crate::stacks::{self, only_fused, stack_of};
@@ -114,8 +114,8 @@ impl Plan {
             _ => Code::F32,
         });
         let job = match requantize {
-            Some(scheme) => Job::Requantize { scheme: scheme.clone(), table },
-            None => Job::Convert { drops_inputs: drop_inputs, table },
+            Some(scheme) => WeightJob::Requantize { scheme: scheme.clone(), table },
+            None => WeightJob::Convert { drops_inputs: drop_inputs, table },
         };
         let inherited = Inherited { activations, inputs, kv, by_group, rotations };
         finish(source, config, job, container, linears, options, inherited)
@@ -326,7 +326,7 @@ fn table_refusal(source: &ModelFiles, config: &ModelConfig) -> Option<String> {
     ))
 }
 
-/// Returns the dtype of the model: that of its config, or of its embedding.
+/// Returns the dtype of the model: from its config, or from its embedding.
 fn model_dtype(source: &ModelFiles, config: &ModelConfig) -> Dtype {
     let field = |name| source.config()?.get(name)?.as_str();
     let embedding = format!("{}.weight", config.embedding_module());
@@ -357,7 +357,7 @@ fn note_on_experts(source: &ModelFiles, container: Container, linears: &[Planned
 fn finish(
     source: &ModelFiles,
     config: ModelConfig,
-    job: Job,
+    job: WeightJob,
     container: Container,
     linears: Vec<PlannedLinear>,
     options: Options,
@@ -413,7 +413,7 @@ fn finish(
     Ok(plan)
 }
 
-/// Returns the tensors that are copied byte by byte: all but those of quantized and `dense` layers, except their
+/// Returns the tensors that are copied byte by byte: all but the tensors of quantized and `dense` layers, except their
 /// biases. Scales of the KV cache are written by the container or, if it cannot hold them, noted as `left_out`.
 fn copied(
     source: &ModelFiles,

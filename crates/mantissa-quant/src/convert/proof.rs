@@ -8,7 +8,7 @@ use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 
 use super::recode;
 use crate::error::{QuantError, Refused, Result};
-use crate::plan::{Job, Plan, PlannedLinear};
+use crate::plan::{Plan, PlannedLinear, WeightJob};
 use crate::values::{values_of, weight_of};
 
 /// Compares every layer of the output at `staged` with the source.
@@ -16,7 +16,7 @@ use crate::values::{values_of, weight_of};
 /// # Errors
 /// [`QuantError::NotLossless`] names the layers that differ, which is a fault of a reader or a writer.
 pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
-    let Job::Convert { drops_inputs, .. } = plan.job else { return Ok(()) };
+    let WeightJob::Convert { drops_inputs, .. } = plan.job else { return Ok(()) };
     let written = ModelFiles::open(staged)?;
     let mut refused = Vec::new();
     for PlannedLinear { info, .. } in &plan.linears {

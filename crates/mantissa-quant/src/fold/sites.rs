@@ -52,8 +52,8 @@ impl Site {
     }
 
     /// Expands values of the channels to the columns of the readers.
-    pub(crate) fn spread(&self, of_channels: &[f32]) -> Vec<f32> {
-        (0..self.width()).map(|column| of_channels[self.channel(column)]).collect()
+    pub(crate) fn spread(&self, channel_scales: &[f32]) -> Vec<f32> {
+        (0..self.width()).map(|column| channel_scales[self.channel(column)]).collect()
     }
 
     /// Divides the channels by `s`, and multiplies the readers' columns by it.

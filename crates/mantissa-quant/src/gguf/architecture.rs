@@ -1,6 +1,6 @@
 //! Metadata of a model in GGUF beyond its sizes.
 //!
-//! Keys are those of llama.cpp's converter (`convert_hf_to_gguf.py`); [`Architecture`] has the facts of each.
+//! Keys are named as in llama.cpp's converter (`convert_hf_to_gguf.py`); [`Architecture`] has the facts of each.
 
 use mantissa_model::config::{Experts, Latent, NormPlaces, Recurrent, Scores};
 use mantissa_model::rope::{Rope, RopeScaling};

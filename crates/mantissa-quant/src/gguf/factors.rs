@@ -30,7 +30,7 @@ const FIELDS: [&str; 9] = [
 /// returned unchanged.
 ///
 /// # Errors
-/// The config is not that of a model.
+/// The config does not describe a model.
 pub fn as_in_gguf(files: ModelFiles) -> Result<ModelFiles> {
     with_all_inputs(without_factors(files)?)
 }

@@ -302,7 +302,7 @@ impl Limits<'_> {
         }
     }
 
-    /// Checks the head of the model, and the width of those of the attention.
+    /// Checks the output head, and the width of the attention heads.
     fn check_head(&self) -> Result<()> {
         let config = self.config;
         let tied = config.tie_word_embeddings;

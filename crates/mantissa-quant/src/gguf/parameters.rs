@@ -12,7 +12,7 @@ use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
 use super::limits::fault;
 use super::schemes::{fitting, plain, source_scheme};
 use crate::error::Result;
-use crate::plan::{Job, JoinedCast, Layout, Options, PlannedLinear, scheme_of};
+use crate::plan::{JoinedCast, Layout, Options, PlannedLinear, WeightJob, scheme_of};
 use crate::values::values_of;
 
 /// Lists every parameter: linear layers as `[out, in]` and experts one by one, also if the checkpoint stores them
@@ -76,7 +76,7 @@ pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInf
 /// Inputs of the declaration of tensors.
 pub(super) struct Adding<'a> {
     pub(super) source: &'a ModelFiles,
-    pub(super) job: &'a Job,
+    pub(super) job: &'a WeightJob,
     /// Scheme of linear weights without an exception.
     pub(super) weights: &'a Scheme,
     pub(super) options: &'a Options,
@@ -107,10 +107,10 @@ impl Adding<'_> {
         let stored = &place.tensor;
         if place.expert.is_some() {
             match self.stacks.get(stored) {
-                Some(of_all) if *of_all == ty => return Ok(()),
-                Some(of_all) => {
+                Some(first_type) if *first_type == ty => return Ok(()),
+                Some(first_type) => {
                     let expected =
-                        format!("{}, as the experts before it: they are one tensor in GGUF", of_all.name);
+                        format!("{}, as the experts before it: they are one tensor in GGUF", first_type.name);
                     return Err(fault(self.source, &info.name, ty.name, &expected));
                 }
                 None => drop(self.stacks.insert(stored.clone(), ty)),
@@ -174,9 +174,9 @@ impl Layout {
                 Joined::Biases(_) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
                 _ => {
                     let wanted = linear_of(config, &info).and_then(|linear| match adding.job {
-                        Job::Quantize(recipe) => scheme_of(recipe, config, adding.options, &linear),
-                        Job::Convert { .. } => None,
-                        Job::Requantize { .. } => Some(adding.weights.clone()),
+                        WeightJob::Quantize(recipe) => scheme_of(recipe, config, adding.options, &linear),
+                        WeightJob::Convert { .. } => None,
+                        WeightJob::Requantize { .. } => Some(adding.weights.clone()),
                     });
                     let dense = adding.source.checkpoint().get(&info.name).is_some();
                     let wanted = match wanted {

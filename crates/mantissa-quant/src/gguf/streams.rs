@@ -1,7 +1,7 @@
 //! Parallel streams of states (Gemma 3n) in GGUF: their keys, what llama.cpp fixes of them, and a table of embeddings of
 //! layers as long as the vocabulary.
 //!
-//! Keys are those of llama.cpp's converter (`conversion/gemma.py`), limits those of its loader and graph
+//! Keys are named as in llama.cpp's converter (`conversion/gemma.py`); its loader and graph set the limits
 //! (`src/models/gemma3n.cpp`).
 
 use mantissa_model::ModelConfig;
@@ -66,7 +66,7 @@ pub(super) fn unread(row: &Architecture, config: &ModelConfig, weights: &Scheme)
 /// transformers. Other models are returned unchanged.
 ///
 /// # Errors
-/// The config is not that of a model.
+/// The config does not describe a model.
 pub(super) fn with_all_inputs(files: ModelFiles) -> Result<ModelFiles> {
     let config = model_config(&files)?;
     let inputs = config.by_layer.inputs.filter(|inputs| inputs.vocabulary < config.vocab_size);
@@ -113,7 +113,7 @@ impl Limits<'_> {
             Some(found) => layer < fixed.cut && (found - DEVIATIONS).abs() < 1e-5,
             None => layer >= fixed.cut,
         };
-        match by_layer.cutoffs.iter().enumerate().position(|of_layer| !fits(of_layer)) {
+        match by_layer.cutoffs.iter().enumerate().position(|cutoff| !fits(cutoff)) {
             None => Ok(()),
             Some(layer) => {
                 let allowed =

@@ -10,7 +10,7 @@ use mantissa_num::{CodecId, Codes, Format, Quantized, Scheme, TensorError};
 use mantissa_store::convention::gguf::has_factor;
 
 use crate::error_stats::ErrorStats;
-use crate::plan::{Job, Plan};
+use crate::plan::{Plan, WeightJob};
 use crate::rtn;
 use mantissa_methods::Solved;
 
@@ -21,12 +21,12 @@ const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];
 const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
 
 /// True if a layer under `scheme` has a factor beside it.
-pub(super) fn factor_beside(config: &ModelConfig, job: &Job, scheme: &Scheme) -> bool {
+pub(super) fn factor_beside(config: &ModelConfig, job: &WeightJob, scheme: &Scheme) -> bool {
     has_factor(&scheme.format) || blocks_of_ternary(config, job, scheme).is_some()
 }
 
 /// Returns the block type if a layer is stored with a factor and ternary blocks.
-fn blocks_of_ternary(config: &ModelConfig, job: &Job, scheme: &Scheme) -> Option<CodecId> {
+fn blocks_of_ternary(config: &ModelConfig, job: &WeightJob, scheme: &Scheme) -> Option<CodecId> {
     let Format::Codec(codec) = scheme.format else { return None };
     let applies = config.architecture.ternary && job.rounds_to_nearest();
     (applies && TERNARY.contains(&codec)).then_some(codec)

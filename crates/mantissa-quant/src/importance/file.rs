@@ -62,12 +62,12 @@ impl Importance {
         let spec = |name: &str, suffix: &str, matrices: usize, cols: usize| {
             GgufTensorSpec::new(format!("{name}{suffix}"), GgmlType::F32, [matrices, cols])
         };
-        let of_entry = |(name, entry): (&String, &Entry)| {
+        let entry_tensors = |(name, entry): (&String, &Entry)| {
             let matrices = entry.counts.len();
             let cols = entry.sums.len() / matrices.max(1);
             [spec(name, SUMS, matrices, cols), spec(name, COUNTS, matrices, 1)]
         };
-        self.entries.iter().flat_map(of_entry).collect()
+        self.entries.iter().flat_map(entry_tensors).collect()
     }
 }
 

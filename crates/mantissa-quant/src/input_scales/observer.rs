@@ -15,7 +15,7 @@ pub enum Observer {
     #[default]
     Max,
     /// Percentile of the magnitudes of up to 2048 tokens.
-    Percentile(Share),
+    Percentile(Percentile),
     /// The ratio 1, 0.975, …, 0.3 of the amax with the least squared error of these values.
     Mse,
     /// Threshold of least KL divergence between these magnitudes and their clipped and rounded values, on a histogram
@@ -28,12 +28,12 @@ pub enum Observer {
 
 /// Percentile in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share(u32);
+pub struct Percentile(u32);
 
-impl Share {
+impl Percentile {
     /// Returns a percentile from 50 to 100; `None` outside.
     pub fn of_percent(percent: f64) -> Option<Self> {
-        (50.0..=100.0).contains(&percent).then(|| Share((percent * 1e4).round() as u32))
+        (50.0..=100.0).contains(&percent).then(|| Percentile((percent * 1e4).round() as u32))
     }
 
     /// Returns the percentile as a fraction of 1.
@@ -42,17 +42,17 @@ impl Share {
     }
 }
 
-impl Default for Share {
+impl Default for Percentile {
     /// 99.99 %.
     fn default() -> Self {
-        Share(999_900)
+        Percentile(999_900)
     }
 }
 
 /// Observers by name.
 pub const OBSERVERS: [(&str, Observer); 5] = [
     ("max", Observer::Max),
-    ("percentile", Observer::Percentile(Share(999_900))),
+    ("percentile", Observer::Percentile(Percentile(999_900))),
     ("mse", Observer::Mse),
     ("kl", Observer::Kl),
     ("moving-average", Observer::MovingAverage),
@@ -318,7 +318,7 @@ mod tests {
             let scheme = parse_activation(text).unwrap();
             let magnitude = |observer: Observer| observer.of(&scheme, &x, 100, 9.0);
             assert_eq!(magnitude(Observer::Max), 9.0);
-            assert!((0.99..=1.0).contains(&magnitude(Observer::Percentile(Share::default()))), "{text}");
+            assert!((0.99..=1.0).contains(&magnitude(Observer::Percentile(Percentile::default()))), "{text}");
             let squares = |amax: f32| {
                 let mut values = x.clone();
                 round(&scheme, amax, &mut values, 100).unwrap();
@@ -328,7 +328,7 @@ mod tests {
         }
         let int8 = parse_activation("int8-tensor@static").unwrap();
         assert!(Observer::Mse.of(&int8, &x, 100, 9.0) < 9.0);
-        let percentile = Observer::Percentile(Share::default());
+        let percentile = Observer::Percentile(Percentile::default());
         assert_eq!(percentile.of(&int8, &[], 100, 3.0), 3.0);
     }
 
@@ -337,11 +337,11 @@ mod tests {
         let int8 = parse_activation("int8-tensor@static").unwrap();
         let x: Vec<f32> = (0..1000).map(|i| if i % 2 == 0 { i as f32 } else { -(i as f32) }).collect();
         for (percent, expected) in [(50.0, 500.0), (90.0, 900.0), (99.9, 999.0), (100.0, 999.0)] {
-            let share = Share::of_percent(percent).unwrap();
+            let share = Percentile::of_percent(percent).unwrap();
             assert_eq!(Observer::Percentile(share).of(&int8, &x, 10, 999.0), expected, "{percent}");
         }
-        assert_eq!(Share::of_percent(99.99), Some(Share::default()));
-        assert_eq!((Share::of_percent(49.9), Share::of_percent(f64::NAN)), (None, None));
+        assert_eq!(Percentile::of_percent(99.99), Some(Percentile::default()));
+        assert_eq!((Percentile::of_percent(49.9), Percentile::of_percent(f64::NAN)), (None, None));
     }
 
     /// Evenly distributed values are not clipped; the tails of a Gaussian are.

@@ -53,7 +53,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Starts the work folder, or resumes that of an unfinished run with the same plan.
+    /// Starts the work folder, or resumes the work folder of an unfinished run with the same plan.
     ///
     /// # Errors
     /// The source changed or cannot be examined; I/O.

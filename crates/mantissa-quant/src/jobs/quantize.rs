@@ -21,7 +21,7 @@ use crate::gguf;
 use crate::load::loadable;
 use crate::plan::Layout;
 use crate::plan::alternative;
-use crate::plan::{Job, Methods, Options, Plan, PlannedLinear, Use, scheme_of};
+use crate::plan::{Methods, Options, Plan, PlannedLinear, Use, WeightJob, scheme_of};
 use crate::recipe::{Glob, Recipe};
 use crate::rotate;
 use crate::stacks;
@@ -71,7 +71,7 @@ impl Plan {
             true => gguf::fall_back(&config, &mut linears, learns),
             false => Vec::new(),
         };
-        let job = Job::Quantize(Box::new(recipe.clone()));
+        let job = WeightJob::Quantize(Box::new(recipe.clone()));
         let input = |info: &LinearInfo| recipe.activations_of(&info.module);
         let quantized = output_of_linears(&job, input, container, &linears, recipe.follows_order())?;
         let inputs = other_inputs(&recipe, &linears);
@@ -245,8 +245,8 @@ fn copied_tensors(
 ) -> Vec<TensorMeta> {
     let tensors = |quantized: bool| {
         let all = linears.iter().chain(tables);
-        let of_kind = all.filter(move |linear| linear.scheme.is_some() == quantized);
-        of_kind.map(|linear| linear.info.tensor_in(source).0).collect::<BTreeSet<String>>()
+        let selected = all.filter(move |linear| linear.scheme.is_some() == quantized);
+        selected.map(|linear| linear.info.tensor_in(source).0).collect::<BTreeSet<String>>()
     };
     let quantized = &tensors(true) - &tensors(false);
     let mut copied: Vec<_> =
@@ -278,8 +278,8 @@ fn notes(
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
     modules.extend([config.embedding_module(), config.head_module().to_owned()]);
     for rule in &recipe.layers {
-        let of_part = |glob: &&Glob| parts.iter().any(|meta| glob.matches(module_of(&meta.name)));
-        let none = |glob: &&Glob| !modules.iter().any(|m| glob.matches(m)) && !of_part(glob);
+        let in_part = |glob: &&Glob| parts.iter().any(|meta| glob.matches(module_of(&meta.name)));
+        let none = |glob: &&Glob| !modules.iter().any(|m| glob.matches(m)) && !in_part(glob);
         for glob in rule.modules.iter().filter(none) {
             notes.push(format!("recipe pattern \"{glob}\" matches no layer"));
         }
@@ -295,7 +295,7 @@ fn notes_on_parts(
 ) -> impl Iterator<Item = String> {
     let fate = if container.is_one_file() { "left out" } else { "copied" };
     unused::parts(config, parts.iter().copied()).into_iter().map(
-        move |unused::Part { name, tensors, bytes, .. }| {
+        move |unused::UnusedPart { name, tensors, bytes, .. }| {
             let size = bytes as f64 / 1e6;
             format!("{name}: {tensors} tensors ({size:.3} MB) that the text model does not use are {fate}")
         },
@@ -347,7 +347,7 @@ fn storage_note(config: &ModelConfig, container: Container) -> Option<String> {
     }
 }
 
-/// Returns the schemes of inputs that differ from that of the recipe, by module.
+/// Returns the schemes of inputs that differ from the recipe's, by module.
 fn other_inputs(recipe: &Recipe, linears: &[PlannedLinear]) -> BTreeMap<String, Option<Scheme>> {
     let modules = linears.iter().filter(|linear| linear.scheme.is_some()).map(|linear| &linear.info.module);
     let own = modules.map(|module| (module, recipe.activations_of(module)));

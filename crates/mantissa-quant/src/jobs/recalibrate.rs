@@ -93,8 +93,8 @@ impl Recalibration {
         limits: Limits,
         tick: &mut Tick<'_>,
     ) -> Result<()> {
-        let of_inputs = |name: &str| INPUT_SCALES.iter().any(|suffix| name.ends_with(suffix));
-        if kv.is_none() && !source.checkpoint().tensors().any(|meta| of_inputs(&meta.name)) {
+        let is_input_scale = |name: &str| INPUT_SCALES.iter().any(|suffix| name.ends_with(suffix));
+        if kv.is_none() && !source.checkpoint().tensors().any(|meta| is_input_scale(&meta.name)) {
             return Ok(());
         }
         let plain = Unquantized::new(source);

@@ -29,7 +29,7 @@ use crate::transform::Prepared;
 /// cannot be read back from the output.
 fn solution(plan: &Plan) -> Option<String> {
     let facts = plan.container.facts();
-    // Trained scales are not those of the method.
+    // Trained scales differ from the method's.
     let special = plan.job.tuning().is_some()
         || facts.one_file
         || facts.square_scales
@@ -173,7 +173,7 @@ pub fn run_all(
     Ok(outcomes)
 }
 
-/// Fills the outputs; `at` is the index of the one being filled, `first` that of the plan that solves its layers.
+/// Fills the outputs; `at` is the index of the one being filled, `first` the index of the plan that solves its layers.
 fn fill(
     tasks: &[Task<'_>],
     first: &[usize],

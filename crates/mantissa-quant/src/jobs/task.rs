@@ -155,7 +155,7 @@ impl Task<'_> {
         Ok((quality, verification))
     }
 
-    /// Returns the manifest's description of this run, after those of the runs that made the source.
+    /// Returns the manifest's description of this run, after the descriptions of the runs that made the source.
     ///
     /// # Errors
     /// The source's manifest is malformed.

@@ -127,9 +127,9 @@ impl Figures {
     /// order that depended on the processor, which changed the last bits of logits. If that moves a quantized input
     /// across a rounding boundary, all later tokens change.
     pub(crate) fn bounded(&self, inputs_quantized: bool) -> [Bounded; 13] {
-        let (loss, share, of_kl, least) =
+        let (loss, share, kl_error, least) =
             if inputs_quantized { (2e-3, 5e-3, 2e-2, 1e-5) } else { (1e-5, 1e-3, 1e-3, 1e-7) };
-        let kl = |kl: f64| of_kl * kl.abs() + least;
+        let kl = |kl: f64| kl_error * kl.abs() + least;
         let se = |se: f64| 2e-2 * se.abs() + least;
         let figure = |name, value, within| Bounded { name, value, within };
         [

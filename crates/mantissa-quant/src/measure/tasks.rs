@@ -1,6 +1,6 @@
 //! Accuracy of an output on tasks, compared with its source on the same items.
 //!
-//! The definitions are those of [`mantissa_eval::tasks`]; the figures equal those of `mantissa eval --task --reference`.
+//! Scores as [`mantissa_eval::tasks`] defines them; the figures equal the output of `mantissa eval --task --reference`.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl TaskRuns {
     /// [`work`](Self::work); `Break` interrupts the run.
     ///
     /// # Errors
-    /// Errors of loading and running the models, those of an item under the name of its task;
+    /// Errors of loading and running the models, errors of an item under the name of its task;
     /// [`crate::QuantError::Interrupted`].
     pub(crate) fn measure(
         &self,
@@ -99,8 +99,9 @@ impl TaskRuns {
             let score = match found {
                 Some(score) => score,
                 None => {
-                    let (own, of_source) = (answers(&model, before)?, answers(&reference, before + items)?);
-                    let score = run.scored(summary(&task.items, &own, Some(&of_source)));
+                    let (own, reference_answers) =
+                        (answers(&model, before)?, answers(&reference, before + items)?);
+                    let score = run.scored(summary(&task.items, &own, Some(&reference_answers)));
                     record(&score)?;
                     score
                 }
@@ -113,7 +114,7 @@ impl TaskRuns {
 }
 
 impl TaskRun {
-    /// True if `score` is that of this task on the same tokens.
+    /// True if `score` belongs to this task on the same tokens.
     pub(crate) fn is_of(&self, score: &TaskScore) -> bool {
         (&self.sha256, self.tokens(), self.chat) == (&score.sha256, score.tokens_sha256.clone(), score.chat)
     }

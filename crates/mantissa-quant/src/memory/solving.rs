@@ -34,8 +34,8 @@ impl<'a> Solving<'a> {
         info: &'a LinearInfo,
         scheme: &'a Scheme,
     ) -> Self {
-        let of_layer = plan.config.layer_linears(info.layer).into_iter();
-        let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
+        let layer_linears = plan.config.layer_linears(info.layer).into_iter();
+        let layer: u64 = layer_linears.map(|l| (l.rows * l.cols) as u64 * 4).sum();
         let original = Original::of(plan, set, info);
         let base = [
             ("states of the calibration", states(plan, set)),

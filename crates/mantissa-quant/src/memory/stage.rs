@@ -128,13 +128,13 @@ pub(super) fn transposed(plan: &Plan, sizes: &Sizes) -> u64 {
     if plan.container.facts().transposed { 2 * sizes.codes + sizes.stored } else { 0 }
 }
 
-/// Bytes of the calibration states, including those of held-out windows.
+/// Bytes of the calibration states, including held-out windows.
 pub(super) fn states(plan: &Plan, set: &CalibrationSet) -> u64 {
     let of = |set: &CalibrationSet| Calibration::state_bytes(&plan.config, set, plan.limits().states);
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
-/// Bytes of the states kept inside a layer, including those of held-out windows.
+/// Bytes of the states kept inside a layer, including held-out windows.
 pub(super) fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
     let of = |set: &CalibrationSet| Calibration::kept_bytes(&plan.config, set, plan.limits().states);
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
@@ -144,6 +144,6 @@ pub(super) fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
 pub(super) fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
     let inputs = LinearInput::PLAIN.iter().chain(&[LinearInput::Mixed]);
     let widths = inputs.map(|&input| plan.config.input_width(input));
-    let of_thread = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));
-    of_thread * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
+    let thread_bytes = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));
+    thread_bytes * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
 }

@@ -79,12 +79,12 @@ fn calibration(source: &ModelFiles) -> &'static str {
 /// Returns a recipe with a smaller group size, and the option that selects it.
 fn with_group(recipe: &Recipe, group: u32) -> Option<(String, Recipe)> {
     let Blocks::Group(old) = recipe.weights.format.blocks() else { return None };
-    let (of_old, of_new) = (format!("-g{old}"), format!("-g{group}"));
+    let (old_suffix, new_suffix) = (format!("-g{old}"), format!("-g{group}"));
     let scheme = recipe.weights.to_string();
-    if old <= group || !scheme.contains(&of_old) {
+    if old <= group || !scheme.contains(&old_suffix) {
         return None;
     }
-    let scheme = scheme.replace(&of_old, &of_new);
+    let scheme = scheme.replace(&old_suffix, &new_suffix);
     if Recipe::is_file(&recipe.name) {
         let weights = parse_weight(&scheme).ok()?;
         return Some((
@@ -93,8 +93,8 @@ fn with_group(recipe: &Recipe, group: u32) -> Option<(String, Recipe)> {
         ));
     }
     // An alias without the group size in its name is spelled out.
-    let name = match recipe.name.contains(&of_old) {
-        true => recipe.name.replace(&of_old, &of_new),
+    let name = match recipe.name.contains(&old_suffix) {
+        true => recipe.name.replace(&old_suffix, &new_suffix),
         false => full_name(recipe, &scheme),
     };
     let changed = Recipe::load(&name).ok()?;

@@ -9,7 +9,7 @@ use crate::recipe::{Recipe, Transform};
 
 /// Work that produces the stored weights.
 #[derive(Clone, Debug)]
-pub enum Job {
+pub enum WeightJob {
     /// Quantizes a dense model with the transform and the method of a recipe.
     Quantize(Box<Recipe>),
     /// Stores codes and scales in another format without loss.
@@ -55,7 +55,7 @@ pub(crate) fn rounds_each(method: &str) -> bool {
     [crate::rtn::NAME, K_QUANT, I_QUANT].contains(&method)
 }
 
-impl Job {
+impl WeightJob {
     /// Returns the command that plans the job: `quantize` or `convert`.
     pub fn command(&self) -> &'static str {
         if self.recipe().is_some() { "quantize" } else { "convert" }
@@ -64,7 +64,7 @@ impl Job {
     /// Returns the recipe, if there is one.
     pub fn recipe(&self) -> Option<&Recipe> {
         match self {
-            Job::Quantize(recipe) => Some(recipe),
+            WeightJob::Quantize(recipe) => Some(recipe),
             _ => None,
         }
     }
@@ -77,16 +77,16 @@ impl Job {
     /// Returns the name in reports: the recipe or its file, `convert`, or `convert-SCHEME`.
     pub fn label(&self) -> String {
         match self {
-            Job::Quantize(recipe) => recipe.label().to_owned(),
-            Job::Convert { .. } => "convert".to_owned(),
-            Job::Requantize { scheme, .. } => format!("convert-{scheme}"),
+            WeightJob::Quantize(recipe) => recipe.label().to_owned(),
+            WeightJob::Convert { .. } => "convert".to_owned(),
+            WeightJob::Requantize { scheme, .. } => format!("convert-{scheme}"),
         }
     }
 
     /// Returns the SHA-256, in hexadecimal, of the recipe's file or of the [`label`](Self::label).
     pub fn sha256(&self) -> String {
         match self {
-            Job::Quantize(recipe) => recipe.sha256.clone(),
+            WeightJob::Quantize(recipe) => recipe.sha256.clone(),
             _ => FileDigest::of(self.label().as_bytes()).hex(),
         }
     }
@@ -94,9 +94,9 @@ impl Job {
     /// Returns the name of the method in reports of layers, such as `gptq`; `repacked` if codes are kept.
     pub fn method(&self) -> &'static str {
         match self {
-            Job::Quantize(recipe) => block_method(recipe).unwrap_or(recipe.method.name()),
-            Job::Convert { .. } => "repacked",
-            Job::Requantize { .. } => crate::rtn::NAME,
+            WeightJob::Quantize(recipe) => block_method(recipe).unwrap_or(recipe.method.name()),
+            WeightJob::Convert { .. } => "repacked",
+            WeightJob::Requantize { .. } => crate::rtn::NAME,
         }
     }
 
@@ -122,17 +122,17 @@ impl Job {
     /// True if weights are only quantized by RTN.
     pub fn rounds_to_nearest(&self) -> bool {
         match self {
-            Job::Quantize(recipe) => recipe.rounds_to_nearest(),
-            Job::Convert { .. } => false,
-            Job::Requantize { .. } => true,
+            WeightJob::Quantize(recipe) => recipe.rounds_to_nearest(),
+            WeightJob::Convert { .. } => false,
+            WeightJob::Requantize { .. } => true,
         }
     }
 
     /// Returns the scheme of embedding and head for formats that store them under one; recipes have rules instead.
     pub(crate) fn table(&self) -> Option<&Scheme> {
         match self {
-            Job::Quantize(_) => None,
-            Job::Convert { table, .. } | Job::Requantize { table, .. } => Some(table),
+            WeightJob::Quantize(_) => None,
+            WeightJob::Convert { table, .. } | WeightJob::Requantize { table, .. } => Some(table),
         }
     }
 

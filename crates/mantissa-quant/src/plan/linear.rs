@@ -5,9 +5,9 @@ use mantissa_num::{Blocks, Scheme};
 use mantissa_store::TensorSpec;
 use mantissa_store::convention::{Container, LinearPlan};
 
-use super::job::Job;
+use super::job::WeightJob;
 use super::options::Options;
-use crate::recipe::{Part, Recipe};
+use crate::recipe::{Recipe, TensorRole};
 
 /// A linear layer and its scheme.
 #[derive(Clone, Debug)]
@@ -25,16 +25,16 @@ pub(crate) fn scheme_of(
     options: &Options,
     info: &LinearInfo,
 ) -> Option<Scheme> {
-    let of_type = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
-        let part = Part::Linear { kind: info.kind, layer: info.layer };
+    let type_scheme = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
+        let part = TensorRole::Linear { kind: info.kind, layer: info.layer };
         Scheme::codec(ty.choose(config, part, options.has_importance()))
     });
-    of_type.or_else(|| recipe.weights_of(&info.module).cloned())
+    type_scheme.or_else(|| recipe.weights_of(&info.module).cloned())
 }
 
 /// Plans the storage of a layer. Groups of whole rows have no column order.
 pub(crate) fn layer_plan<'a>(
-    job: &Job,
+    job: &WeightJob,
     input: Option<&'a Scheme>,
     info: &'a LinearInfo,
     scheme: &'a Scheme,

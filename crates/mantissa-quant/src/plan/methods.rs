@@ -20,7 +20,7 @@ pub struct MethodShare {
 }
 
 impl Plan {
-    /// Returns the share of each method, that of the recipe first; empty if there is one method.
+    /// Returns the share of each method, the recipe's first; empty if there is one method.
     pub fn method_shares(&self) -> Vec<MethodShare> {
         let ids = if self.methods.of.is_empty() { 0..0 } else { 0..self.methods.others.len() + 1 };
         let share = |id: MethodId| {
@@ -72,8 +72,8 @@ impl Plan {
 
     /// Iterates over the layers that read `input` of decoder layer `layer` and are not only rounded to nearest.
     pub(crate) fn solved_on(&self, layer: usize, input: LinearInput) -> impl Iterator<Item = &LinearInfo> {
-        let of_input = move |info: &&LinearInfo| info.layer == layer && info.kind.input() == input;
-        self.quantized().map(|(info, _)| info).filter(of_input).filter(|info| self.solves(info))
+        let reads_input = move |info: &&LinearInfo| info.layer == layer && info.kind.input() == input;
+        self.quantized().map(|(info, _)| info).filter(reads_input).filter(|info| self.solves(info))
     }
 
     /// True if a layer after `info`, in the order of the plan, is not only rounded to nearest.

@@ -1,4 +1,4 @@
-//! Methods of a plan that differ from that of its recipe.
+//! Methods of a plan that differ from its recipe's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,5 +38,5 @@ impl Methods {
     }
 }
 
-/// Number of a method in a plan: 0 for that of the recipe.
+/// Number of a method in a plan: 0 for the recipe's.
 pub(crate) type MethodId = usize;

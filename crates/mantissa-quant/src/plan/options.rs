@@ -37,7 +37,7 @@ pub struct Options {
     pub route_all_experts: bool,
     /// Importance matrix for searched blocks.
     pub importance: Option<Importance>,
-    /// Block scales of linear layers by module, learned in training, in place of those of RTN. Other layers stay
+    /// Block scales of linear layers by module, learned in training, in place of RTN's. Other layers stay
     /// unquantized.
     pub scales: Option<Arc<BTreeMap<String, Vec<f32>>>>,
     /// Bytes of calibration states that are kept in memory; more states go to a temporary file.

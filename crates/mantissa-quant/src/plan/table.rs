@@ -46,7 +46,7 @@ impl Plan {
             let before = stored.map_or(0, |meta| meta.len);
             TableSize { module: module.to_owned(), scheme: scheme.clone(), weights, before, after }
         };
-        let of_folder = self.quantized_tables().map(|(info, scheme)| {
+        let folder_tables = self.quantized_tables().map(|(info, scheme)| {
             let (weights, bits) = ((info.rows * info.cols) as u64, self.stored_bits(info, scheme));
             size(&info.module, scheme, weights, bits / 8)
         });
@@ -58,6 +58,6 @@ impl Plan {
             let &[rows, cols] = cast.info.shape.as_slice() else { return None };
             Some(size(module, &cast.scheme, weights, cast.scheme.format.total_bits(rows, cols) / 8))
         });
-        of_folder.chain(casts).collect()
+        folder_tables.chain(casts).collect()
     }
 }

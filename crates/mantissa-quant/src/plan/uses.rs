@@ -17,7 +17,7 @@ pub(crate) enum Use {
     /// The method needs calibration.
     Solve,
     /// Solutions of a method without calibration are compared with RTN.
-    Judge,
+    ErrorGate,
     /// Searched blocks are weighted by the importance of their columns.
     Importance,
     /// The transform needs calibration.
@@ -40,7 +40,7 @@ impl Use {
     ) -> Vec<Use> {
         let uses = [
             (Use::Solve, recipe.needs(|needs| needs.text)),
-            (Use::Judge, is_judged(recipe, container)),
+            (Use::ErrorGate, is_judged(recipe, container)),
             (Use::Importance, options.importance.is_none() && uses_importance(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
             (Use::Tune, recipe.tuning.is_some()),

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 /// Share of a model's parameters that a plan quantizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Share {
+pub struct QuantizedShare {
     /// Parameters of the quantized linear layers.
     pub quantized: u64,
-    /// Parameters of the linear layers of the decoder that the recipe covers: all but those that it keeps.
+    /// Parameters of the linear layers of the decoder that the recipe covers: all but the layers that it keeps.
     pub covered: u64,
-    /// Parameters of all linear layers, those of towers and other parts included, without embedding and head.
+    /// Parameters of all linear layers, including towers and other parts, without embedding and head.
     pub linear: u64,
     /// All parameters of the source.
     pub parameters: u64,
@@ -19,7 +19,7 @@ pub struct Share {
     pub kept: Vec<Kept>,
 }
 
-impl Share {
+impl QuantizedShare {
     /// Percentage of the covered linear layers that is quantized.
     pub fn percent(&self) -> f64 {
         100.0 * self.quantized as f64 / self.covered.max(1) as f64

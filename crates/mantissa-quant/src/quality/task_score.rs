@@ -3,7 +3,7 @@
 use mantissa_eval::tasks::{Group, Score};
 use serde::{Deserialize, Serialize};
 
-/// Score of an output on a task. `score.reference` and that of each group compare it with the source.
+/// Score of an output on a task. `score.reference` and the `reference` of each group compare it with the source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskScore {
     /// Built-in task, or name of the file without its folder.

@@ -31,7 +31,7 @@ impl PartialEq for FileType {
 
 /// A tensor of a model as file types distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TensorRole {
     /// Output head, including a tied embedding.
     Head,
     /// Untied embedding.
@@ -254,11 +254,11 @@ impl FileType {
     }
 
     /// Returns the type of `part` of the model; `importance` is true if there is an importance matrix.
-    pub fn choose(&self, config: &ModelConfig, part: Part, importance: bool) -> CodecId {
+    pub fn choose(&self, config: &ModelConfig, part: TensorRole, importance: bool) -> CodecId {
         let (of, layer) = match part {
-            Part::Head => (Of::Head, 0),
-            Part::Embedding => (Of::Embedding, 0),
-            Part::Linear { kind, layer } => (Of::Is(kind.dense()), layer),
+            TensorRole::Head => (Of::Head, 0),
+            TensorRole::Embedding => (Of::Embedding, 0),
+            TensorRole::Linear { kind, layer } => (Of::Is(kind.dense()), layer),
         };
         let n = config.num_hidden_layers;
         let grouped = config.num_attention_heads >= 4 * config.num_key_value_heads.max(1);
@@ -296,7 +296,7 @@ mod tests {
     fn layers(name: &str, config: &ModelConfig, kind: LinearKind, importance: bool) -> Vec<CodecId> {
         let ty = FileType::parse(name).unwrap();
         (0..config.num_hidden_layers)
-            .map(|layer| ty.choose(config, Part::Linear { kind, layer }, importance))
+            .map(|layer| ty.choose(config, TensorRole::Linear { kind, layer }, importance))
             .collect()
     }
 
@@ -318,7 +318,7 @@ mod tests {
         assert!(layers("q4_k_m", &config, LinearKind::Up, true).iter().all(|t| *t == Q4K));
         let ty = FileType::parse("q4_k_m").unwrap();
         assert_eq!(
-            (ty.choose(&config, Part::Head, true), ty.choose(&config, Part::Embedding, true)),
+            (ty.choose(&config, TensorRole::Head, true), ty.choose(&config, TensorRole::Embedding, true)),
             (Q6K, Q4K)
         );
     }

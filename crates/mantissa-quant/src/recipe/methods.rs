@@ -1,4 +1,4 @@
-//! Methods of a recipe: that of the recipe, and those of its rules.
+//! Methods of a recipe: one by default, and the methods of its rules.
 
 use mantissa_methods::e2e;
 use mantissa_methods::method::{Needs, Scope, Work};
@@ -14,12 +14,12 @@ pub(crate) fn same(a: &dyn Method, b: &dyn Method) -> bool {
 }
 
 impl Recipe {
-    /// Returns the method of `module`: that of the first rule that names it, or the recipe's.
+    /// Returns the method of `module`: from the first rule that names it, or the recipe's.
     pub fn method_of(&self, module: &str) -> &dyn Method {
         self.rule_of(module).and_then(|rule| rule.method.as_deref()).unwrap_or(&*self.method)
     }
 
-    /// Iterates over the recipe's method and those of its rules.
+    /// Iterates over the recipe's method and the methods of its rules.
     pub fn methods(&self) -> impl Iterator<Item = &dyn Method> {
         std::iter::once(&*self.method).chain(self.layers.iter().filter_map(|rule| rule.method.as_deref()))
     }

@@ -85,7 +85,7 @@ use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use crate::error::RecipeError;
-pub use file_type::{FILE_TYPES, FileType, Part, smaller};
+pub use file_type::{FILE_TYPES, FileType, TensorRole, smaller};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
 pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
 
@@ -98,9 +98,9 @@ pub struct LayerRule {
     pub modules: Vec<Glob>,
     /// Scheme; `None` leaves them unquantized.
     pub weights: Option<Scheme>,
-    /// Scheme of their inputs, `Some(None)` to leave them unquantized; `None` for that of the recipe.
+    /// Scheme of their inputs, `Some(None)` to leave them unquantized; `None` for the recipe's.
     pub activations: Option<Option<Scheme>>,
-    /// Method; `None` for that of the recipe.
+    /// Method; `None` for the recipe's.
     pub method: Option<Arc<dyn Method>>,
 }
 
@@ -180,7 +180,7 @@ impl Recipe {
         text.ends_with(".toml") || text.contains('/')
     }
 
-    /// Returns the name for reports: the recipe's name, or that of its file without the folder.
+    /// Returns the name for reports: the recipe's name, or the name of its file without the folder.
     pub fn label(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
     }
@@ -209,7 +209,7 @@ impl Recipe {
         self.layers.iter().any(|rule| rule.activations.is_some())
     }
 
-    /// Lists the schemes of weights with those of their inputs: the default, and those of exceptions.
+    /// Lists the schemes of weights and of their inputs: the default first, then exceptions.
     pub fn pairs(&self) -> Vec<(&Scheme, Option<&Scheme>)> {
         let own = self.layers.iter().filter_map(|rule| {
             let input = rule.activations.as_ref().map(Option::as_ref);
@@ -265,10 +265,10 @@ impl Recipe {
         self.pairs().into_iter().zip(std::iter::once(&*self.method).chain(methods)).all(holds)
     }
 
-    /// Returns the schemes of weights: the default, and those of exceptions.
+    /// Returns the schemes of weights: the default first, then exceptions.
     fn schemes(&self) -> Vec<&Scheme> {
-        let of_rules = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
-        std::iter::once(&self.weights).chain(of_rules).collect()
+        let rule_schemes = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
+        std::iter::once(&self.weights).chain(rule_schemes).collect()
     }
 }
 

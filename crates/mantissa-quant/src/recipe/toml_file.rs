@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mantissa_methods::e2e::{self, EndToEnd};
-use mantissa_methods::options::{Options, TableSpec};
+use mantissa_methods::options::{self, NamedMut, TableSpec};
 use mantissa_methods::registry::{self, TRANSFORMS};
 use mantissa_methods::{Method, Transform, rtn};
 use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
@@ -14,7 +14,7 @@ use toml::Table;
 use super::name::levels_of;
 use super::reader::{Reader, fault};
 use super::{FILE_TYPES, FileType, LayerRule, Recipe, RecipeError, for_method, rules};
-use crate::input_scales::{OBSERVERS, Observer, Share};
+use crate::input_scales::{OBSERVERS, Observer, Percentile};
 
 /// Keys of every recipe; tables of transforms and methods are added.
 const KEYS: [&str; 13] = [
@@ -41,8 +41,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         fault(file, &format!("line {line}"), message, "TOML")
     })?;
     let reader = Reader { file, table: &table, at: String::new() };
-    let tables = registry::transform_tables().into_iter().chain(registry::tables()).chain([e2e::TABLE]);
-    let tables = tables.map(|spec| spec.name);
+    let tables = registry::transform_tables().into_iter().chain(registry::tables());
+    let tables = tables.map(|spec| spec.name).chain([e2e::NAME]);
     reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
     let named = reader.string("method")?.unwrap_or(rtn::NAME);
     let row = reader.method(named)?;
@@ -71,8 +71,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let kv_levels = reader.string("kv")?.and_then(levels_of);
     let transform = transform(&reader, &*method)?;
     // The methods of rules are new, so nothing else holds them.
-    let of_rules = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.method.as_mut()?));
-    options(&reader, std::iter::once(&mut *method).chain(of_rules).collect())?;
+    let rule_methods = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.method.as_mut()?));
+    method_options(&reader, std::iter::once(&mut *method).chain(rule_methods).collect())?;
     rules::check(&reader, &layers, &*method, (transform.as_deref(), file_type))?;
     Ok(Recipe {
         name: file.to_owned(),
@@ -103,7 +103,7 @@ fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
         return Err(reader.fault("percentile", value.to_string(), "none without observer = \"percentile\""));
     }
     let percent = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-    let share = percent.and_then(Share::of_percent);
+    let share = percent.and_then(Percentile::of_percent);
     let fault = || reader.fault("percentile", value.to_string(), "a number from 50 to 100");
     share.map(Observer::Percentile).ok_or_else(fault)
 }
@@ -124,7 +124,8 @@ fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, Reci
 fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
     let rows = TRANSFORMS.map(|row| (row.name, row));
     let mut named = reader.one_of("transform", &rows)?.map(|row| for_method((row.new)(), method));
-    let own = named.as_ref().map_or(&[][..], |transform| transform.tables());
+    let own = named.as_ref().map_or(Vec::new(), |transform| transform.tables());
+    let own = own.into_iter().map(options::spec).collect::<Vec<_>>();
     let with =
         named.as_ref().map_or("no transform".to_owned(), |named| format!("transform \"{}\"", named.name()));
     let other = |spec: &TableSpec| own.iter().all(|own| own.name != spec.name);
@@ -135,9 +136,8 @@ fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn 
     }
     if let Some(transform) = &mut named {
         for spec in own {
-            let Some(table) = reader.options(spec)? else { continue };
-            let set = transform.set(spec.name, Options::new(table.table));
-            set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
+            let Some(table) = reader.options(&spec)? else { continue };
+            set(&table, spec.name, transform.tables_mut())?;
         }
     }
     Ok(named.map(Arc::from))
@@ -146,13 +146,19 @@ fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn 
 /// Reads the training after the method, with the options of its table.
 fn tuning(reader: &Reader<'_>) -> Result<Option<EndToEnd>, RecipeError> {
     let mut tuning = reader.one_of("tune", &[(e2e::NAME, EndToEnd::DEFAULT)])?;
-    let Some(table) = reader.options(&e2e::TABLE)? else { return Ok(tuning) };
+    let spec = options::spec((e2e::NAME, &EndToEnd::DEFAULT));
+    let Some(table) = reader.options(&spec)? else { return Ok(tuning) };
     let Some(options) = &mut tuning else {
         return Err(reader.fault(e2e::NAME, "a table", "none without tune = \"e2e\""));
     };
-    let set = options.set(Options::new(table.table));
-    set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
+    set(&table, e2e::NAME, vec![(e2e::NAME, options)])?;
     Ok(tuning)
+}
+
+/// Sets the options of each of `tables` that is named `name` to the values of `from`.
+fn set(from: &Reader<'_>, name: &str, tables: Vec<NamedMut<'_>>) -> Result<(), RecipeError> {
+    let set = options::set(tables, name, from.table);
+    set.map_err(|error| from.fault(error.key, error.found, error.allowed))
 }
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
@@ -163,20 +169,20 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
 }
 
 /// Sets the options of the methods from their tables. Tables of other methods are errors.
-fn options(reader: &Reader<'_>, mut methods: Vec<&mut (dyn Method + 'static)>) -> Result<(), RecipeError> {
+fn method_options(
+    reader: &Reader<'_>,
+    mut methods: Vec<&mut (dyn Method + 'static)>,
+) -> Result<(), RecipeError> {
     for spec in registry::tables() {
         let Some(table) = reader.options(&spec)? else { continue };
-        let own = |method: &dyn Method| method.tables().iter().any(|own| own.name == spec.name);
+        let own = |method: &dyn Method| method.tables().iter().any(|(name, _)| *name == spec.name);
         if !methods.iter().any(|method| own(&**method)) {
             let mut names: Vec<_> = methods.iter().map(|method| format!("\"{}\"", method.name())).collect();
             names.dedup();
             let expected = format!("none with method {}", names.join(" and "));
             return Err(reader.fault(spec.name, "a table", expected));
         }
-        for method in methods.iter_mut().filter(|method| own(&***method)) {
-            let set = method.set(spec.name, Options::new(table.table));
-            set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
-        }
+        methods.iter_mut().try_for_each(|method| set(&table, spec.name, method.tables_mut()))?;
     }
     Ok(())
 }
@@ -265,12 +271,11 @@ mod tests {
             let head = format!("method = \"{}\"\nweights = \"{scheme}\"", row.name);
             let plain = parse("r.toml", &head).unwrap().method;
             let mut text = head;
-            for spec in plain.tables() {
-                let own = plain.settings().into_iter().filter(|setting| setting.table == spec.name);
+            for (name, options) in plain.tables() {
                 let lines: Vec<_> =
-                    own.map(|setting| format!("{} = {}", setting.key, setting.value)).collect();
-                assert_eq!(lines.len(), spec.keys.len(), "{}", row.name);
-                text += &format!("\n[{}]\n{}", spec.name, lines.join("\n"));
+                    options.values().iter().map(|(key, value)| format!("{key} = {value}")).collect();
+                assert_eq!(lines.len(), options.keys().len(), "{}", row.name);
+                text += &format!("\n[{name}]\n{}", lines.join("\n"));
             }
             let read = parse("r.toml", &text).unwrap().method;
             assert_eq!((read.recipe_name(), read.settings()), (row.name, plain.settings()));
@@ -305,7 +310,8 @@ mod tests {
     fn training_has_its_own_table() {
         let own = ["epochs = 3", "rate = 0.125", "batch_tokens = 64", "seed = 5", "with = \"tables\""];
         let text = format!("weights = \"int4-g32\"\ntune = \"e2e\"\n[e2e]\n{}", own.join("\n"));
-        let settings = parse("r.toml", &text).unwrap().tuning.unwrap().settings();
+        let tuning = parse("r.toml", &text).unwrap().tuning.unwrap();
+        let settings = options::settings(&[(e2e::NAME, &tuning)]);
         let expected = own.map(|line| format!("e2e.{line}"));
         assert_eq!(settings.iter().map(ToString::to_string).collect::<Vec<_>>(), expected);
     }

@@ -89,7 +89,7 @@ pub(super) fn metrics(
 
 /// Returns, by module, the output factor of the Fisher information of `linears` for the model in `source` (YAQA: Tseng
 /// et al. 2025, arXiv 2505.22988, section 4.1): `Σ G Gᵀ` over batches, with `G[rows, cols]` the gradient of the weight.
-/// Targets are sampled, so gradients of different tokens are uncorrelated, and the mean equals that of `|x|² g gᵀ` over
+/// Targets are sampled, so gradients of different tokens are uncorrelated, and the mean equals the mean of `|x|² g gᵀ` over
 /// tokens with input `x` and output gradient `g`.
 pub(super) fn output_moments<'l>(
     source: &dyn WeightSource,
@@ -172,7 +172,7 @@ impl<'a> WayBack<'a> {
         Ok(WayBack { source, config, options, inputs, gradients, batch_windows })
     }
 
-    /// Propagates the gradients back through layer `index`, the last that is left, and adds those of its weights to
+    /// Propagates the gradients back through layer `index`, the last that is left, and adds the gradients of its weights to
     /// `moments`.
     fn through(&mut self, index: usize, mut moments: Option<&mut Moments>, tick: &mut Tick<'_>) -> Found<()> {
         let (d, batch_windows) = (self.config.hidden_size, self.batch_windows);

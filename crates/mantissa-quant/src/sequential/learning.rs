@@ -15,8 +15,8 @@ use super::fisher::{BATCH_TOKENS, MetricsError, metrics, options, options_of, ou
 use super::{Sequential, dequantized, put};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, States, Tick};
 use crate::error::{QuantError, Result};
+use crate::error_gate::{self, Judgement, Output};
 use crate::fold::Folded;
-use crate::judge::{self, Judgement, Output};
 use crate::plan::Use;
 use crate::rounding::{method_error, round_to_nearest, train_error, whole};
 use crate::source::{DenseTensor, Scratch};
@@ -151,13 +151,17 @@ impl<'a> Sequential<'a> {
             Ok(())
         })?;
         let Some(Learned { after, note, .. }) = learned else { return Err(CalibrateError::Empty.into()) };
-        let mut judged =
-            Judgement { of: Output::Block, windows: judge::Windows::Calibration, solved: after, nearest };
+        let mut judged = Judgement {
+            of: Output::Block,
+            windows: error_gate::Windows::Calibration,
+            solved: after,
+            nearest,
+        };
         if unseen.is_some() {
             for i in 0..linears.len() {
                 block.set_weight(i, &mut |values| solver.dequantize(i, values, threads));
             }
-            judged.windows = judge::Windows::HeldOut;
+            judged.windows = error_gate::Windows::HeldOut;
             with_run(inputs, targets, &mut |run| {
                 judged.solved = solver.error(&mut block, run)?;
                 Ok(())

@@ -1,6 +1,6 @@
 //! Verification of tensors that a GGUF file splits into several.
 
-use mantissa_verify::gguf::Parts;
+use mantissa_verify::gguf::SplitTensor;
 
 use super::gguf::TensorCheck;
 use super::worst::{Worst, worst_of_row};
@@ -12,7 +12,7 @@ use crate::source::{Scratch, WeightReader as _};
 impl TensorCheck<'_> {
     /// Compares a split tensor as a whole with the ordinary reader's, and each part, row by row as stored, with the
     /// source.
-    pub(super) fn run_parts(&self, parts: &Parts, found: &mut Verification) -> Result<()> {
+    pub(super) fn run_parts(&self, parts: &SplitTensor, found: &mut Verification) -> Result<()> {
         let name = &self.info.name;
         let [rows, cols] = *self.info.shape.as_slice() else { return Ok(()) };
         let decoded = self.model.decoded(parts.names()).map_err(|e| self.read_error(e))?;
@@ -23,7 +23,7 @@ impl TensorCheck<'_> {
         let (heads, unrotated) = heads(self.config);
         let dims = &decoded[0].0.dims;
         let keys = [unrotated, cols, heads].map(|n| n as u64);
-        if total != rows * cols || (matches!(parts, Parts::KeysAndValues(_)) && dims[..] != keys) {
+        if total != rows * cols || (matches!(parts, SplitTensor::KeysAndValues(_)) && dims[..] != keys) {
             // Keys and values are split per head with keys transposed, so their shape must match too.
             found.faults.push(format!(
                 "{name}: expected {} elements in its parts, got {total} (first part {dims:?})",

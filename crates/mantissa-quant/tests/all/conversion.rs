@@ -15,7 +15,7 @@ fn quantize(source: &ModelFiles, scheme: &str, out: &Path, container: Option<Con
     let options = Options { threads: 1, container, ..Options::default() };
     let recipe = Recipe::load(&format!("rtn-{scheme}")).unwrap();
     let plan = Plan::new(source, recipe, options).unwrap();
-    let output = mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true);
+    let output = mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true);
     run(&plan, source, &output, Start::Resume, &mut |_| ControlFlow::Continue(())).unwrap();
 }
 
@@ -109,7 +109,7 @@ fn learned_scales_are_stored_bit_for_bit() {
             };
             let plan = Plan::new(&source, Recipe::load(&format!("rtn-{scheme}")).unwrap(), options).unwrap();
             let out = temp.path().join("out");
-            let output = mantissa_store::Output::of_job(&out, mantissa_store::Job::of("test"), true);
+            let output = mantissa_store::Output::of_job(&out, mantissa_store::JobKey::of("test"), true);
             run(&plan, &source, &output, Start::Restart, &mut |_| ControlFlow::Continue(())).unwrap();
             let stored = ModelFiles::open(&out).unwrap();
             for info in load_config(&source).unwrap().decoder_linears() {

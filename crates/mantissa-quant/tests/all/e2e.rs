@@ -32,7 +32,7 @@ fn quantize(
     let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
     assert!(plan.peak_bytes(true) > 0);
     let mut left = steps;
-    let output = mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true);
+    let output = mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true);
     run(&plan, &source, &output, Start::Resume, &mut |_| {
         left = left.saturating_sub(1);
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -170,7 +170,7 @@ fn architectures_are_trained_or_refused_before_any_work() {
         match planned("rtn-int4-g8+e2e") {
             Ok(plan) => {
                 let out = temp.path().join(&name);
-                let output = mantissa_store::Output::of_job(&out, mantissa_store::Job::of("test"), true);
+                let output = mantissa_store::Output::of_job(&out, mantissa_store::JobKey::of("test"), true);
                 let done = run(&plan, &source, &output, Start::Resume, &mut |_| ControlFlow::Continue(()));
                 let layers = done.unwrap_or_else(|error| panic!("{name}: {error}")).quality.layers;
                 assert!(layers.iter().any(|layer| layer.method.ends_with("+e2e")), "{name}");

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use mantissa_num::Scheme;
-use mantissa_quant::awq::{self, Reader};
+use mantissa_quant::awq::{self, WeightReader};
 use mantissa_quant::hqq::{HqqOptions, hqq, quantize, with_float_zero};
 use mantissa_quant::smooth;
 use mantissa_store::SafeTensors;
@@ -99,7 +99,7 @@ fn awq_matches_the_published_search() {
                 continue;
             }
             let quantize = pseudo_quantize(bits, group);
-            let readers = [Reader { weight: &w, quantize: &quantize }];
+            let readers = [WeightReader { weight: &w, quantize: &quantize }];
             let found = awq::search(&x, &readers, &candidates, None, 2);
             for (k, (loss, expected)) in
                 found.losses.iter().zip(f64s(&file, &format!("{name}.losses_f64"))).enumerate()
@@ -118,7 +118,7 @@ fn awq_matches_the_published_search() {
         let Some(meta) = file.get("auto_clip.w4_g32.best_step_f64") else { continue };
         let steps = file.read(meta).unwrap();
         let quantize = pseudo_quantize(4, 32);
-        let found = awq::clips(&x, &Reader { weight: &w, quantize: &quantize }, cols, 32, 2);
+        let found = awq::clips(&x, &WeightReader { weight: &w, quantize: &quantize }, cols, 32, 2);
         let equal = found.iter().zip(steps.chunks_exact(4)).filter(|(a, b)| **a == b[0]).count();
         assert!(equal as f64 >= 0.97 * found.len() as f64, "{equal} of {} clips", found.len());
     }

@@ -28,7 +28,7 @@ fn plan(source: &ModelFiles, recipe: &str) -> Plan {
 /// Runs `plan` for `steps` steps, or to the end.
 fn attempt(plan: &Plan, source: &ModelFiles, out: &Path, steps: usize) -> Result<Outcome, QuantError> {
     let mut left = steps;
-    let out = mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true);
+    let out = mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true);
     run(plan, source, &out, Start::Resume, &mut |_| {
         left = left.saturating_sub(1);
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

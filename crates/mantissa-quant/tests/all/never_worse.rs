@@ -34,7 +34,7 @@ impl Case {
         let outcome = run(
             &plan,
             &source,
-            &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+            &mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true),
             Start::Restart,
             &mut |_| ControlFlow::Continue(()),
         )

@@ -22,7 +22,7 @@ fn quantize(model: &Path, recipe: &str, out: &Path, options: Options) -> Result<
     run(
         &plan,
         &source,
-        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        &mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true),
         Start::Resume,
         &mut |_| ControlFlow::Continue(()),
     )

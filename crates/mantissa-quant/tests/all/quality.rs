@@ -24,7 +24,7 @@ fn windows() -> Vec<Sequence> {
     (0..4).map(|w| Sequence { tokens: (0..30).map(|i| token(w, i)).collect(), from: 1 }).collect()
 }
 
-struct Job<'a> {
+struct WeightJob<'a> {
     source: &'a Path,
     recipe: &'a str,
     out: &'a Path,
@@ -32,7 +32,7 @@ struct Job<'a> {
     max_kl: Option<f64>,
 }
 
-impl Job<'_> {
+impl WeightJob<'_> {
     /// Runs the plan; `stop` is called with the tokens evaluated. Returns the outcome and the number of these calls.
     fn run(&self, stop: impl Fn(u64) -> bool + Sync) -> (Result<Outcome, QuantError>, usize) {
         let mut evaluated = 0;
@@ -44,7 +44,7 @@ impl Job<'_> {
             run(
                 &plan,
                 &source,
-                &mantissa_store::Output::of_job(self.out, mantissa_store::Job::of("test"), true),
+                &mantissa_store::Output::of_job(self.out, mantissa_store::JobKey::of("test"), true),
                 Start::Resume,
                 &mut |at| {
                     evaluated += usize::from(at.tokens.is_some());
@@ -65,7 +65,7 @@ fn options(threads: usize) -> Options {
 }
 
 fn quantize(source: &Path, recipe: &str, out: &Path, options: Options) -> Outcome {
-    Job { source, recipe, out, options, max_kl: None }.run(|_| false).0.unwrap()
+    WeightJob { source, recipe, out, options, max_kl: None }.run(|_| false).0.unwrap()
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_failed_gate_keeps_the_work_but_writes_no_output() {
     let (source, out) = (model(temp.path(), Dtype::F32, 4), temp.path().join("out"));
     let expected = temp.path().join("expected");
     let kl = quantize(&source, RECIPE, &expected, options(1)).quality.evaluation.unwrap().kl;
-    let with = |max_kl| Job { source: &source, recipe: RECIPE, out: &out, options: options(1), max_kl };
+    let with = |max_kl| WeightJob { source: &source, recipe: RECIPE, out: &out, options: options(1), max_kl };
     let (refused, evaluated) = with(Some(kl / 2.0)).run(|_| false);
     let error = refused.unwrap_err();
     let QuantError::Gate(failure) = &error else { panic!("{error}") };
@@ -182,7 +182,7 @@ fn a_failed_gate_keeps_the_work_but_writes_no_output() {
     assert_eq!((done.unwrap().resumed, evaluated), (21, 0));
     assert_eq!(files(&out), files(&expected));
     // A failed gate leaves the old output in place.
-    let again = Job { recipe: "rtn-int2-g32", ..with(Some(kl)) };
+    let again = WeightJob { recipe: "rtn-int2-g32", ..with(Some(kl)) };
     assert!(matches!(again.run(|_| false).0, Err(QuantError::Gate(_))));
     assert_eq!(files(&out), files(&expected));
 }
@@ -193,7 +193,7 @@ fn an_interrupted_evaluation_is_repeated() {
     let (source, out) = (model(temp.path(), Dtype::F32, 5), temp.path().join("out"));
     let expected = temp.path().join("expected");
     quantize(&source, RECIPE, &expected, options(1));
-    let job = Job { source: &source, recipe: RECIPE, out: &out, options: options(1), max_kl: None };
+    let job = WeightJob { source: &source, recipe: RECIPE, out: &out, options: options(1), max_kl: None };
     let error = job.run(|tokens| tokens >= 60).0.unwrap_err();
     assert!(error.is_interruption() && !out.exists(), "{error}");
     let (done, evaluated) = job.run(|_| false);

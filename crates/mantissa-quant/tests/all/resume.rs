@@ -35,7 +35,7 @@ fn quantize(
     run(
         &plan,
         &source,
-        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        &mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true),
         start,
         &mut |_| {
             left = left.saturating_sub(1);
@@ -111,7 +111,7 @@ fn calibrated_layers_resume_to_the_same_bytes() {
             run(
                 &plan,
                 &opened,
-                &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+                &mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true),
                 Start::Resume,
                 &mut |_| {
                     left = left.saturating_sub(1);
@@ -255,7 +255,7 @@ fn step_over(operation: Operation, errno: Errno, from: impl Fn(u64) -> Failing, 
             run(
                 &plan,
                 &opened,
-                &mantissa_store::Output::of_job(&out, mantissa_store::Job::of("test"), true),
+                &mantissa_store::Output::of_job(&out, mantissa_store::JobKey::of("test"), true),
                 Start::Resume,
                 &mut |_| ControlFlow::Continue(()),
             )

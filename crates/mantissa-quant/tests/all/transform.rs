@@ -31,7 +31,7 @@ fn quantize(
     run(
         &plan,
         &source,
-        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        &mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true),
         Start::Resume,
         &mut |_| {
             left = left.saturating_sub(1);

@@ -19,7 +19,7 @@ fn try_quantize(model: &Path, recipe: &str, out: &Path) -> Result<Outcome, Quant
     run(
         &plan,
         &source,
-        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        &mantissa_store::Output::of_job(out, mantissa_store::JobKey::of("test"), true),
         Start::Resume,
         &mut |_| ControlFlow::Continue(()),
     )

@@ -193,7 +193,7 @@ impl KvPlan {
         self.block_tokens
     }
 
-    /// True if every token's keys and values are stored by themselves as they come: a cache without
+    /// True if every token's keys and values are stored by themselves when they are computed: a cache without
     /// [states](Self::is_recurrent) can then be cut back to any length without a trace.
     pub fn is_by_token(&self) -> bool {
         let sides = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);

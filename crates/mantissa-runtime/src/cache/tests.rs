@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use mantissa_kernels::{CausalAttention, ScoreRules, kernels};
-use mantissa_model::kv::{KvQuantizer, Parts, Side};
+use mantissa_model::kv::{KvQuantizer, KvStorage, Side};
 use mantissa_model::{KvPolicy, ModelConfig};
 use mantissa_store::convention::KvQuant;
 use serde_json::json;
@@ -205,7 +205,7 @@ const POLICIES: [&str; 26] = [
 ];
 
 /// Compares passes of all sizes with attention in f32: one token at a time, several, beyond a block and a piece.
-fn check(text: &str, plan: KvPlan, parts: &Parts, own_in_f32: bool) {
+fn check(text: &str, plan: KvPlan, parts: &KvStorage, own_in_f32: bool) {
     let mut model = Model::new(plan, CONTEXT);
     for window in [None, Some(40)] {
         model.shape.window = window;

@@ -15,7 +15,7 @@ use mantissa_store::convention::LinearWeight;
 
 use self::operators::{FastLayer, Run, normalize};
 use crate::cache::KvPlan;
-use crate::prepared::{self, Job, PreparedLinear, Rows, Scratch};
+use crate::prepared::{self, PreparedLinear, PreparedMatmul, Rows, Scratch};
 
 /// A model ready to run. Any number of threads may run passes, each with its own [`FastBuffers`].
 #[derive(Debug)]
@@ -268,7 +268,8 @@ impl FastModel {
         let states = b.buffers.activations(false).0.normed;
         b.gathered.clear();
         rows.iter().for_each(|row| b.gathered.extend_from_slice(&states[row * d..(row + 1) * d]));
-        let jobs = [Job { linear: self.head(), input: 0, out: &mut *out, accumulate: false }].into_iter();
+        let jobs =
+            [PreparedMatmul { linear: self.head(), input: 0, out: &mut *out, accumulate: false }].into_iter();
         let rows = [Rows { x: &b.gathered, tokens: rows.len() }];
         prepared::forward(jobs, &rows, &mut b.scratch, self.threads)?;
         self.config.finish_logits(out);

@@ -8,7 +8,7 @@ use mantissa_model::flow::{self, AbsorbedHeads, Group, LayerFlow, Operators};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{ForwardError, LayerParts, Linear, LinearInput, LinearKind, Norm};
 
-use crate::prepared::{self, Job, MOST_INPUTS, PreparedLinear, Rows, Scratch};
+use crate::prepared::{self, MOST_INPUTS, PreparedLinear, PreparedMatmul, Rows, Scratch};
 
 /// Least number of values that several threads normalize.
 const MANY: usize = 1 << 16;
@@ -97,7 +97,7 @@ impl Operators for Run<'_> {
         input: LinearInput,
         x: &[f32],
         tokens: usize,
-        jobs: &mut [flow::Job<'_>],
+        jobs: &mut [flow::MatmulJob<'_>],
     ) -> Result<(), ForwardError> {
         self.grouped(&mut [Group { input, x, tokens, jobs }])
     }
@@ -113,7 +113,7 @@ impl Operators for Run<'_> {
                 group.jobs.iter_mut().filter_map(move |job| {
                     // The flow asks only for layers in the config, and those were loaded.
                     let linear = layer.linears.get(&job.kind)?;
-                    Some(Job { linear, input, out: &mut *job.out, accumulate: job.accumulate })
+                    Some(PreparedMatmul { linear, input, out: &mut *job.out, accumulate: job.accumulate })
                 })
             });
             prepared::forward(jobs, &inputs[..count], self.scratch, self.threads)?;

@@ -7,7 +7,7 @@ use super::{Prepared, PreparedLinear};
 
 /// Kernel of a layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct KernelChoice {
     /// Module name.
     pub module: String,
     /// Format of the stored weight.
@@ -22,7 +22,7 @@ pub struct Choice {
     pub reason: Option<String>,
 }
 
-impl Choice {
+impl KernelChoice {
     pub(super) fn of(linear: &PreparedLinear) -> Self {
         let level = PackedLevel::best().name();
         let (kernel, prefill, mut reason) = match &linear.weight {
@@ -66,6 +66,6 @@ impl Choice {
             reason = Some("transforms of the input or output run outside of the kernel".into());
         }
         let (module, format) = (linear.module.clone(), linear.stored.clone() + &ranks.concat());
-        Choice { module, format, kernel, prefill, bytes: linear.bytes(), reason }
+        KernelChoice { module, format, kernel, prefill, bytes: linear.bytes(), reason }
     }
 }

@@ -1,7 +1,7 @@
 //! Panels of weights whose codes stand for integers.
 
 use mantissa_kernels::packed::{BLOCK, Grid, PanelFormat, Panels, Row, SUPER, ScaleCode};
-use mantissa_num::codec::{BlockIntegers, Codec, Part};
+use mantissa_num::codec::{BlockIntegers, Codec, ScaleStorage};
 use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Sense, minifloat};
 
 /// Packs a weight; the inner value is `None` if memory does not hold it.
@@ -22,14 +22,14 @@ fn unit(group: usize, cols: usize, grid: Grid) -> usize {
 }
 
 /// Storage of scales or minima of a codec in panels.
-pub(crate) fn scale_code(part: Part) -> ScaleCode {
+pub(crate) fn scale_code(part: ScaleStorage) -> ScaleCode {
     match part {
-        Part::Absent => ScaleCode::Absent,
-        Part::Half => ScaleCode::F16,
-        Part::Power => ScaleCode::Exponent,
-        Part::Single => ScaleCode::F32,
-        Part::HalfE4m3 => ScaleCode::E4m3,
-        Part::Integer => ScaleCode::Integer,
+        ScaleStorage::Absent => ScaleCode::Absent,
+        ScaleStorage::Half => ScaleCode::F16,
+        ScaleStorage::Power => ScaleCode::Exponent,
+        ScaleStorage::Single => ScaleCode::F32,
+        ScaleStorage::HalfE4m3 => ScaleCode::E4m3,
+        ScaleStorage::Integer => ScaleCode::Integer,
     }
 }
 
@@ -44,9 +44,11 @@ fn of_blocks(
     let form = codec.id.integers();
     let stride = bytes.len() / rows.max(1);
     // A power of two below the normal numbers of f32 has no exponent code.
-    let tiny = form.scales == Part::Power && bytes.chunks_exact(codec.bytes).any(|block| block[0] < 2);
-    let scale_code = |part| if part == Part::Power && tiny { ScaleCode::F32 } else { scale_code(part) };
-    let (doubled, factor) = if form.scales == Part::HalfE4m3 { (2.0, 0.5) } else { (1.0, 1.0) };
+    let tiny =
+        form.scales == ScaleStorage::Power && bytes.chunks_exact(codec.bytes).any(|block| block[0] < 2);
+    let scale_code =
+        |part| if part == ScaleStorage::Power && tiny { ScaleCode::F32 } else { scale_code(part) };
+    let (doubled, factor) = if form.scales == ScaleStorage::HalfE4m3 { (2.0, 0.5) } else { (1.0, 1.0) };
     let levels = form.levels.map(|levels| levels.map(|level| (level as u8) ^ 0x80));
     let format = PanelFormat {
         bits: form.bits,
@@ -69,7 +71,7 @@ fn of_blocks(
                 out.scales[i * groups + group] = block.scales[group] * doubled;
                 out.mins[i * groups + group] = block.mins[group];
             }
-            if form.scales == Part::Integer {
+            if form.scales == ScaleStorage::Integer {
                 // Blocks of codecs with integer scales are super-blocks.
                 (out.scale_supers[first / SUPER], out.min_supers[first / SUPER]) = (block.scale, block.min);
             }

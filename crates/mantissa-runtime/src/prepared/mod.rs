@@ -23,7 +23,7 @@ use mantissa_num::stored::{Extra, Transforms};
 use mantissa_num::{Quantized, Rule, Scheme};
 use mantissa_store::convention::{LinearWeight, Weight};
 
-pub use self::choice::Choice;
+pub use self::choice::KernelChoice;
 use self::input::Input;
 pub(crate) use self::integers::scale_code;
 use self::outliers::Outliers;
@@ -59,7 +59,7 @@ enum Prepared {
 
 /// One linear layer of a call to [`forward`].
 #[derive(Debug)]
-pub struct Job<'a> {
+pub struct PreparedMatmul<'a> {
     /// The linear layer.
     pub linear: &'a PreparedLinear,
     /// Index of the input that it reads.
@@ -177,8 +177,8 @@ impl PreparedLinear {
     }
 
     /// Kernel that runs it, and the reason if that is no kernel of its own.
-    pub fn choice(&self) -> Choice {
-        Choice::of(self)
+    pub fn choice(&self) -> KernelChoice {
+        KernelChoice::of(self)
     }
 
     /// True if both layers read the same form of an input, so that one quantization serves them.
@@ -278,7 +278,7 @@ impl Table for PreparedLinear {
 /// # Errors
 /// [`ForwardError::Input`] if an input cannot be quantized.
 pub fn forward<'a>(
-    jobs: impl Iterator<Item = Job<'a>>,
+    jobs: impl Iterator<Item = PreparedMatmul<'a>>,
     inputs: &[Rows<'_>],
     scratch: &mut Scratch,
     threads: usize,
@@ -286,7 +286,7 @@ pub fn forward<'a>(
     let mut jobs = jobs.peekable();
     while let Some(first) = jobs.next() {
         let linear = first.linear;
-        let mut slots: [Option<Job<'_>>; MOST_WEIGHTS] = [const { None }; MOST_WEIGHTS];
+        let mut slots: [Option<PreparedMatmul<'_>>; MOST_WEIGHTS] = [const { None }; MOST_WEIGHTS];
         slots[0] = Some(first);
         for slot in &mut slots[1..] {
             *slot = jobs.next_if(|job| job.linear.reads_with(linear));
@@ -302,7 +302,7 @@ pub fn forward<'a>(
 /// Runs linear layers that read the same form of an input as `first`, which is one of them.
 fn together(
     first: &PreparedLinear,
-    jobs: &mut [Option<Job<'_>>],
+    jobs: &mut [Option<PreparedMatmul<'_>>],
     inputs: &[Rows<'_>],
     scratch: &mut Scratch,
     threads: usize,
@@ -325,7 +325,7 @@ fn together(
     } else if jobs.iter().flatten().all(|job| job.linear.transforms.before.is_empty() && !job.accumulate) {
         // Layers with side tensors share the quantization of their input.
         products(first, jobs, x, scratch, threads)?;
-        for Job { linear, input, out, .. } in jobs.iter_mut().flatten() {
+        for PreparedMatmul { linear, input, out, .. } in jobs.iter_mut().flatten() {
             around(linear, x[*input], out, threads);
         }
     } else {
@@ -356,12 +356,12 @@ fn around(linear: &PreparedLinear, x: &[f32], y: &mut [f32], threads: usize) {
 
 /// Runs a layer with transforms or side tensors around its product.
 fn transformed(
-    job: &mut Job<'_>,
+    job: &mut PreparedMatmul<'_>,
     x: &[f32],
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let Job { linear, out, accumulate, .. } = job;
+    let PreparedMatmul { linear, out, accumulate, .. } = job;
     let (mut mapped, mut y) = (std::mem::take(&mut scratch.mapped), std::mem::take(&mut scratch.output));
     let ready = match linear.transforms.before.as_slice() {
         [] => x,
@@ -374,7 +374,7 @@ fn transformed(
     };
     y.clear();
     y.resize(out.len(), 0.0);
-    let product = Job { linear, input: 0, out: &mut y, accumulate: false };
+    let product = PreparedMatmul { linear, input: 0, out: &mut y, accumulate: false };
     let done = products(linear, &mut [Some(product)], &[ready], scratch, threads);
     around(linear, x, &mut y, threads);
     match accumulate {
@@ -388,7 +388,7 @@ fn transformed(
 /// Multiplies weights that read the same form of an input as `first`, which is one of them.
 fn products(
     first: &PreparedLinear,
-    jobs: &mut [Option<Job<'_>>],
+    jobs: &mut [Option<PreparedMatmul<'_>>],
     inputs: &[&[f32]],
     scratch: &mut Scratch,
     threads: usize,

@@ -27,7 +27,7 @@ fn error(weight: &LinearWeight, tokens: usize) -> (f64, Choice) {
     let x = wave(tokens * cols, 0.377);
     let prepared = PreparedLinear::new("m", weight.clone(), 2).unwrap();
     let mut out = vec![0.5; tokens * rows];
-    let jobs = [Job { linear: &prepared, input: 0, out: &mut out, accumulate: true }];
+    let jobs = [PreparedMatmul { linear: &prepared, input: 0, out: &mut out, accumulate: true }];
     forward(jobs.into_iter(), &[Rows { x: &x, tokens }], &mut Scratch::default(), 2).unwrap();
     let reference = Linear::new("m", weight.clone()).unwrap();
     let (mut values, mut ready) = (vec![0.0; rows * cols], x.clone());
@@ -189,11 +189,12 @@ fn layers_of_one_call_have_the_bits_of_each_alone() {
     for read in read {
         let mut outs: Vec<_> = read.iter().map(|i| vec![0.5; (inputs[*i].tokens + 1) * 48]).collect();
         let jobs = linears.iter().zip(read).zip(&mut outs);
-        let jobs = jobs.map(|((linear, input), out)| Job { linear, input, out, accumulate: input == 2 });
+        let jobs =
+            jobs.map(|((linear, input), out)| PreparedMatmul { linear, input, out, accumulate: input == 2 });
         forward(jobs, &inputs, &mut scratch, 3).unwrap();
         for ((linear, input), out) in linears.iter().zip(read).zip(&outs) {
             let mut alone = vec![0.5; out.len()];
-            let job = Job { linear, input: 0, out: &mut alone, accumulate: input == 2 };
+            let job = PreparedMatmul { linear, input: 0, out: &mut alone, accumulate: input == 2 };
             forward(std::iter::once(job), &[inputs[input]], &mut Scratch::default(), 1).unwrap();
             assert_eq!(&alone, out, "{:?} on input {input}", linear.choice());
         }

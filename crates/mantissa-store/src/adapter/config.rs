@@ -111,8 +111,8 @@ impl Config {
         })
     }
 
-    /// Returns rank and alpha of a module: of the first pattern that matches its name or the end of it after a dot, else
-    /// those of all modules.
+    /// Returns rank and alpha of a module: from the first pattern that matches its name or the end of it after a dot, else
+    /// the values for all modules.
     pub(super) fn of_module(&self, module: &str) -> (usize, f64) {
         let rank = self.ranks.iter().find(|(pattern, _)| pattern.is_match(module));
         let alpha = self.alphas.iter().find(|(pattern, _)| pattern.is_match(module));

@@ -6,7 +6,7 @@
 //! DoRA (Liu et al. 2024, arXiv 2402.09353): each row of `W + s·B·A` is scaled to a learned norm, `magnitude` `[out]`.
 //!
 //! Tensors are named `base_model.model.MODULE.lora_A.weight`, `….lora_B.weight` and `….lora_magnitude_vector`. Tensors
-//! of `modules_to_save` and trained biases replace those of the base, under their own names after the same prefix.
+//! of `modules_to_save` and trained biases replace tensors of the base model, under their own names after the same prefix.
 
 mod config;
 mod merge;
@@ -39,7 +39,7 @@ pub struct Adapter {
     pub settings: AdapterSettings,
     /// Adapted linear layers by module name, as in the base model.
     pub modules: BTreeMap<String, AdapterModule>,
-    /// Tensors that replace those of the base, by tensor name.
+    /// Tensors that replace tensors of the base model, by name.
     pub replaced: BTreeMap<String, Replaced>,
 }
 

@@ -16,14 +16,14 @@ pub struct AdapterFiles {
     dir: PathBuf,
     config: Config,
     file: SafeTensors,
-    modules: BTreeMap<String, Parts>,
-    /// Names in the file of tensors that replace those of the base.
+    modules: BTreeMap<String, ModuleTensors>,
+    /// Names in the file of tensors that replace tensors of the base model.
     replaced: BTreeMap<String, String>,
 }
 
 /// Names in the file of one module's tensors.
 #[derive(Debug, Default)]
-struct Parts {
+struct ModuleTensors {
     a: Option<String>,
     b: Option<String>,
     magnitude: Option<String>,
@@ -42,7 +42,7 @@ impl AdapterFiles {
     ///
     /// # Errors
     /// [`Error::Missing`] if it is no adapter folder, [`Error::Foreign`] for pickled tensors, [`Error::Field`] for settings
-    /// and tensors that are not those of LoRA or DoRA on linear layers; else as [`SafeTensors::open`].
+    /// and tensors that are not LoRA or DoRA on linear layers; else as [`SafeTensors::open`].
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(CONFIG_NAME);
         let value = read_strict(&path, MAX_CONFIG_BYTES, "a PEFT adapter folder with adapter_config.json")?;
@@ -53,7 +53,7 @@ impl AdapterFiles {
             return Err(Error::Foreign { path: pickled, kind: ForeignKind::Pickle });
         }
         let file = SafeTensors::open(&weights)?;
-        let (mut modules, mut replaced) = (BTreeMap::<String, Parts>::new(), BTreeMap::new());
+        let (mut modules, mut replaced) = (BTreeMap::<String, ModuleTensors>::new(), BTreeMap::new());
         for meta in file.tensors() {
             let stored = || Some(meta.name.clone());
             let (module, part) = match role(&weights, &meta.name)? {
@@ -61,9 +61,11 @@ impl AdapterFiles {
                     replaced.insert(name, meta.name.clone());
                     continue;
                 }
-                Role::A(module) => (module, Parts { a: stored(), ..Parts::default() }),
-                Role::B(module) => (module, Parts { b: stored(), ..Parts::default() }),
-                Role::Magnitude(module) => (module, Parts { magnitude: stored(), ..Parts::default() }),
+                Role::A(module) => (module, ModuleTensors { a: stored(), ..ModuleTensors::default() }),
+                Role::B(module) => (module, ModuleTensors { b: stored(), ..ModuleTensors::default() }),
+                Role::Magnitude(module) => {
+                    (module, ModuleTensors { magnitude: stored(), ..ModuleTensors::default() })
+                }
             };
             let held = modules.entry(module.to_owned()).or_default();
             held.a = held.a.take().or(part.a);
@@ -95,7 +97,7 @@ impl AdapterFiles {
         self.modules.keys().map(String::as_str)
     }
 
-    /// Names of the tensors that replace those of the base.
+    /// Names of the tensors that replace tensors of the base model.
     pub fn replaced(&self) -> impl Iterator<Item = &str> {
         self.replaced.keys().map(String::as_str)
     }
@@ -118,7 +120,7 @@ impl AdapterFiles {
     /// # Errors
     /// [`Error::NotFloat`], [`Error::NonFinite`], [`Error::Memory`], [`Error::Io`].
     pub fn load(&self) -> Result<Adapter> {
-        let module = |(name, parts): (&String, &Parts)| {
+        let module = |(name, parts): (&String, &ModuleTensors)| {
             let (a, b) = (self.require(name, &parts.a, "lora_A")?, self.require(name, &parts.b, "lora_B")?);
             let (rank, alpha) = self.config.of_module(name);
             let magnitude = parts.magnitude.as_ref().and_then(|name| self.file.get(name));
@@ -163,7 +165,7 @@ impl AdapterFiles {
     }
 
     /// Checks that the settings select the module, and the shapes of its tensors.
-    fn check(&self, module: &str, parts: &Parts) -> Result<()> {
+    fn check(&self, module: &str, parts: &ModuleTensors) -> Result<()> {
         let path = self.dir.join(CONFIG_NAME);
         if !self.config.selects(module) {
             let targets = self.config.settings.target_modules.join(", ");

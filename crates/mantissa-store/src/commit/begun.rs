@@ -112,7 +112,7 @@ struct Cleaned {
 }
 
 /// Completes interrupted publications and removes work folders with the plan's `key`, except the first that `fits`
-/// accepts. Leaves those of other plans. The caller holds the lock, so their owners are dead.
+/// accepts. Leaves the work folders of other plans. The caller holds the lock, so their owners are dead.
 fn clean_up(target: &Target, key: &str, fits: &mut dyn FnMut(&Path) -> bool) -> Result<Cleaned> {
     let mut cleaned = Cleaned::default();
     for left in work::left(target, PURPOSE)? {

@@ -61,7 +61,7 @@ impl Intent {
         Some(Intent { retired: retired.collect::<Option<_>>()?, files: files.collect::<Option<_>>()? })
     }
 
-    /// Runs the steps that are not done yet; after an error, undoes those of this call.
+    /// Runs the steps that are not done yet; after an error, undoes the steps of this call.
     pub(super) fn carry_out(&self, parent: &Path, work: &Path) -> Result<()> {
         let mut done = Vec::new();
         let result = self.steps(parent, work, &mut done);
@@ -150,7 +150,7 @@ pub(super) fn is_under_way(parent: &Path, work: &Path) -> bool {
 }
 
 /// Finds the work folder of an interrupted publication of the single-file or split model at `path`. Files of the
-/// model may be missing or mixed with those of the model before. Rerunning the command that wrote it completes it.
+/// model may be missing or mixed with files of the previous model. Rerunning the command that wrote it completes it.
 pub fn interrupted_publication(path: &Path) -> Option<PathBuf> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name()?.to_str()?;

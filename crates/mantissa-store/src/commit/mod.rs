@@ -7,8 +7,8 @@
 //! finishes a publication that began and removes what was replaced.
 //!
 //! An advisory lock beside the target excludes a second writer. So the holder knows that any other work folder of the
-//! target belongs to a dead process. It removes or resumes ([`Staging::resume`]) those of its own plan and leaves the
-//! others.
+//! target belongs to a dead process. It removes or resumes ([`Staging::resume`]) the work folders of its own plan and leaves
+//! the others.
 
 mod begun;
 mod durable;

@@ -16,8 +16,8 @@ use super::container::with_scales_in;
 use super::gptq::{self, Layer, centred, group_int, int_groups, read_scales};
 use super::sound::{self, Names};
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
-    NamedBytes, NotStorable, Opened, Parts, ShapeSource, Storable, Weight,
+    CheckpointFolder, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
+    NamedBytes, NotStorable, Opened, ShapeSource, SideTensors, Storable, StoredLinear, Weight,
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -209,7 +209,7 @@ impl Convention for Awq {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         let path = folder.config_path;
         let config = match (folder.of_method(QUANT_METHOD), folder.quantization) {
             (Some(value), _) => Config::parse(path, value)?,
@@ -229,7 +229,12 @@ impl Convention for Awq {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -278,7 +283,7 @@ impl Opened for Config {
         &[("qweight", &["qzeros", "scales"])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }
 }

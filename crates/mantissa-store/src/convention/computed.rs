@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::files::{ModelFiles, Opened};
 use super::gguf;
-use super::weight::Parts;
+use super::weight::StoredLinear;
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::reader::Tail;
@@ -111,7 +111,7 @@ impl Opened for Dequantized {
         self.gguf.as_ref()
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(files.dense(module, rows, cols)?.into())
     }
 }

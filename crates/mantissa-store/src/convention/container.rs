@@ -21,7 +21,7 @@ pub type StoredTensors = Vec<(TensorSpec, Vec<u8>)>;
 
 /// Checkpoint folder that a format may recognise.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
+pub struct CheckpointFolder<'a> {
     /// Tensors and `config.json`.
     pub checkpoint: &'a Checkpoint,
     /// Path of `config.json`, for messages.
@@ -32,7 +32,7 @@ pub struct Candidate<'a> {
     pub complete: bool,
 }
 
-impl<'a> Candidate<'a> {
+impl<'a> CheckpointFolder<'a> {
     /// Returns the `quantization_config` if its `quant_method` is `method`.
     pub fn of_method(&self, method: &str) -> Option<&'a Value> {
         self.quantization.filter(|_| self.method() == method)
@@ -61,7 +61,7 @@ impl<'a> Candidate<'a> {
 
 /// Data stored outside the codes of a linear layer.
 #[derive(Clone, Copy, Debug)]
-pub enum Beside<'a> {
+pub enum SideTensors<'a> {
     /// Nothing: groups are adjacent columns.
     Nothing,
     /// Group of each column (`g_idx`); codes are in the order of the weight.
@@ -167,7 +167,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`crate::Error::Field`] names the key of the configuration, its value and the accepted values.
-    fn open(&self, _folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, _folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         Ok(None)
     }
 
@@ -197,7 +197,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
         &self,
         plan: &LinearPlan<'_>,
         _q: &Quantized,
-        _beside: Beside<'_>,
+        _beside: SideTensors<'_>,
     ) -> Storable<NamedBytes> {
         Err(NotStorable::new(plan.scheme, format!("{} is read, not written", self.name())))
     }
@@ -308,12 +308,12 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`specs`](Self::specs), and if the format does not store `beside`.
-    fn tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, beside: Beside<'_>) -> Storable<NamedBytes> {
-        if matches!(beside, Beside::Groups(_)) && self.facts().group_order == Support::No {
+    fn tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, beside: SideTensors<'_>) -> Storable<NamedBytes> {
+        if matches!(beside, SideTensors::Groups(_)) && self.facts().group_order == Support::No {
             let why = format!("{} stores no g_idx (the group of each column)", self.name());
             return Err(NotStorable::new(plan.scheme, why));
         }
-        if matches!(beside, Beside::Outliers(_)) {
+        if matches!(beside, SideTensors::Outliers(_)) {
             self.specs(plan)?;
         }
         self.layer_tensors(plan, q, beside)
@@ -360,10 +360,10 @@ pub(super) fn store_plain<C: Convention + ?Sized>(
         ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
     };
     let bytes = match around.before.as_slice() {
-        [] if around.is_empty() => format.tensors(&plan, q, Beside::Nothing)?,
+        [] if around.is_empty() => format.tensors(&plan, q, SideTensors::Nothing)?,
         [Map::Perm(order)] if around.after.is_empty() && around.extras.is_empty() => {
             let (own, g_idx) = in_own_order(q, order);
-            format.tensors(&plan, &own, Beside::Groups(&g_idx))?
+            format.tensors(&plan, &own, SideTensors::Groups(&g_idx))?
         }
         _ => return no("stores no side tensors except the column order"),
     };

@@ -1,8 +1,8 @@
 //! Plain weights: no layer is quantized.
 
-use super::container::{Candidate, Convention};
+use super::container::{CheckpointFolder, Convention};
 use super::files::{ModelFiles, Opened};
-use super::weight::Parts;
+use super::weight::StoredLinear;
 use crate::Result;
 
 /// Unquantized weights.
@@ -15,7 +15,7 @@ impl Convention for Dense {
     }
 
     /// Recognises a folder without `quantization_config`.
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         Ok(folder.quantization.is_none().then(|| Box::new(Dense) as Box<dyn Opened>))
     }
 }
@@ -29,7 +29,7 @@ impl Opened for Dense {
         false
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(files.dense(module, rows, cols)?.into())
     }
 }

@@ -21,8 +21,8 @@ use super::container::with_scales_in;
 use super::gptq::{centred, group_int};
 use super::sound::{self, Names};
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
-    NamedBytes, Opened, Parts, Storable, StoredTensors, Weight,
+    CheckpointFolder, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
+    NamedBytes, Opened, SideTensors, Storable, StoredLinear, StoredTensors, Weight,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -212,7 +212,7 @@ impl Convention for Exl2 {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, |_, _| Ok(Exl2))
     }
 
@@ -224,7 +224,12 @@ impl Convention for Exl2 {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -250,7 +255,7 @@ impl Opened for Exl2 {
         &[("q_weight", &["q_groups", "q_scale", "q_scale_max"])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(weight(files, module, rows, cols)?.into())
     }
 }

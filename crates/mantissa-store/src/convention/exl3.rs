@@ -19,8 +19,8 @@ use mantissa_num::{Codes, Format, Quantized, Scheme};
 use serde_json::Value;
 
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
-    Parts, PlannedLayer, Storable,
+    CheckpointFolder, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
+    PlannedLayer, SideTensors, Storable, StoredLinear,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -36,7 +36,7 @@ const ROTATED: usize = 128;
 ///
 /// # Errors
 /// A tensor of the module is missing or has another dtype or shape.
-fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
     let name = format!("{module}.trellis");
     if !files.has(&name) {
         return Ok(files.dense(module, rows, cols)?.into());
@@ -122,7 +122,7 @@ impl Convention for Exl3 {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, |_, _| Ok(Exl3))
     }
 
@@ -134,7 +134,12 @@ impl Convention for Exl3 {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -181,7 +186,7 @@ impl Opened for Exl3 {
         &[("trellis", &[])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         weight(files, module, rows, cols)
     }
 }

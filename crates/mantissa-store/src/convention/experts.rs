@@ -19,7 +19,7 @@ impl ModelFiles {
         let name = &stack.tensor;
         let meta = self.meta(name)?;
         self.expect_shape(meta, &stack.shape(rows, cols))?;
-        // The consecutive values of the weight, or those of all projections of its expert.
+        // The consecutive values of the weight, or of all projections of its expert.
         let all = stack.turns * rows * cols;
         let (first, count) = match stack.first(rows, cols) {
             Some(first) => (first, rows * cols),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::scale_dtype::scale_code;
 use super::stacked::Stack;
-use super::weight::{KvQuant, LinearWeight, Parts, Weight};
+use super::weight::{KvQuant, LinearWeight, StoredLinear, Weight};
 use crate::finite::{FiniteScan, require_finite};
 use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
 
@@ -84,7 +84,7 @@ pub trait Opened: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`ModelFiles::linear`].
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts>;
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear>;
 
     /// Quantization of keys and values. See [`ModelFiles::kv_quant`].
     ///
@@ -302,7 +302,7 @@ impl ModelFiles {
     /// A tensor is missing, has another dtype or shape than the format and the layer require, or holds non-finite
     /// values ([`Error::NonFinite`]; in GGUF block types they show only when the model runs).
     pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
-        let Parts { weight, input, transforms } = self.opened.linear(self, module, rows, cols)?;
+        let StoredLinear { weight, input, transforms } = self.opened.linear(self, module, rows, cols)?;
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
         Ok(LinearWeight { rows, cols, weight, bias, input, transforms })
     }
@@ -371,7 +371,7 @@ impl ModelFiles {
     }
 
     /// Decodes the trellis codes in tensor `name`; returns values and rotations.
-    pub(super) fn unfolded(&self, name: &str, q: &Quantized) -> Result<Parts> {
+    pub(super) fn unfolded(&self, name: &str, q: &Quantized) -> Result<StoredLinear> {
         let Some(unfolded) = q.unfold() else { return Ok(Weight::Quantized(q.clone()).into()) };
         let (values, transforms) =
             unfolded.map_err(|error| self.fault(name, error.to_string(), "the tiles of the weight", ""))?;

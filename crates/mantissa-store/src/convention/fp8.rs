@@ -7,7 +7,7 @@
 //! or `[N, 1]`.
 //!
 //! With `"expert_dtype": "fp4"` (DeepSeek-V4) the weights of experts are MXFP4: `weight` I8 `[N, K/2]`, two E2M1 codes a byte,
-//! the first in the low bits, and `weight_scale_inv` `[N, K/32]`, F8_E8M0 or F32. Inputs are as those of the other layers.
+//! the first in the low bits, and `weight_scale_inv` `[N, K/32]`, F8_E8M0 or F32. Inputs are as for the other layers.
 //!
 //! Source: DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`; transformers 5,
 //! `integrations/finegrained_fp8.py`; vLLM, `model_executor/layers/quantization/fp8.py`.
@@ -22,9 +22,9 @@ use serde_json::{Value, json};
 use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
-    ActivationQuant, Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, Parts, ShapeSource, Storable, StoredTensors,
-    Weight,
+    ActivationQuant, CheckpointFolder, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
+    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, ShapeSource, SideTensors, Storable,
+    StoredLinear, StoredTensors, Weight,
 };
 use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 
@@ -102,7 +102,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing, or its dtype or shape differs from the config.
-    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let codes_name = name("weight");
         if self.experts_in_fp4 && FP4_DTYPES.contains(&files.meta(&codes_name)?.dtype) {
@@ -184,7 +184,7 @@ fn fp4(files: &ModelFiles, (codes, scales): (&str, &str), rows: usize, cols: usi
     Ok(q)
 }
 
-/// True if the scheme is that of FP4 experts.
+/// True if FP4 experts are stored in this scheme.
 fn is_fp4(scheme: &Scheme) -> bool {
     let blocks = scheme.format.blocks() == Blocks::Group(FP4_GROUP);
     let code = matches!(&scheme.format, Format::Affine(Affine { code: E2M1, offset: Offset::None, .. }));
@@ -233,7 +233,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<((u32, u32), Dtyp
     Ok(((*rows, *cols), dtype))
 }
 
-/// Checks that an FP4 weight is that of an expert, has whole groups, and that its inputs are in FP8.
+/// Checks that an FP4 weight belongs to an expert, has whole groups, and that its inputs are in FP8.
 fn check_experts(plan: &LinearPlan<'_>) -> Storable<()> {
     let no = |why: &str| Err(NotStorable::new(plan.scheme, format!("{}: {why}", plan.module)));
     if !plan.module.contains(".experts.") {
@@ -354,7 +354,7 @@ impl Convention for DeepseekFp8 {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, Config::parse)
     }
 
@@ -366,7 +366,12 @@ impl Convention for DeepseekFp8 {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -398,7 +403,7 @@ impl Opened for Config {
         &["weight_scale_inv", "weight_scale"]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.layer(files, module, rows, cols)
     }
 }

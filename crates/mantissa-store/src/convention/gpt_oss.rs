@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::sound::{self, Names};
 use super::{
-    Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, ModelPlan,
-    NamedBytes, NotStorable, Opened, Parts, ShapeSource, Stack, Storable,
+    CheckpointFolder, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, ModelPlan,
+    NamedBytes, NotStorable, Opened, ShapeSource, SideTensors, Stack, Storable, StoredLinear,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -113,8 +113,8 @@ pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8
         blocks.extend(Packing::rows(4).pack(codes, cols));
         scales.extend(q.scales.to_le_bytes());
     }
-    let [of_blocks, of_scales] = stacked_specs(name, experts.len(), rows, cols);
-    Some([(of_blocks, blocks), (of_scales, scales)])
+    let [block_meta, scale_meta] = stacked_specs(name, experts.len(), rows, cols);
+    Some([(block_meta, blocks), (scale_meta, scales)])
 }
 
 /// Experts stacked in MXFP4 as gpt-oss publishes them, read by transformers and vLLM.
@@ -133,7 +133,7 @@ impl Convention for GptOss {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, |_, _| Ok(GptOss))
     }
 
@@ -145,7 +145,12 @@ impl Convention for GptOss {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         part(plan, q)
     }
 
@@ -180,7 +185,7 @@ impl Opened for GptOss {
     }
 
     /// Reads an unquantized layer other than the experts.
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(files.dense(module, rows, cols)?.into())
     }
 }

@@ -17,7 +17,7 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree};
 
 use super::gptq::centred;
 use super::sound::{self, Names};
-use super::{Candidate, Convention, ModelFiles, Opened, Parts, Weight};
+use super::{CheckpointFolder, Convention, ModelFiles, Opened, StoredLinear, Weight};
 use crate::{Dtype, Result};
 
 /// `quant_method` of this format.
@@ -180,7 +180,7 @@ impl Convention for Hqq {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, |_, _| Ok(Hqq))
     }
 }
@@ -194,7 +194,7 @@ impl Opened for Hqq {
         &[("W_q", &["scale", "zero", "shape", "packing"])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(weight(files, module, rows, cols)?.into())
     }
 }

@@ -15,7 +15,7 @@ pub(super) const KEY: &str = "kv_levels";
 /// Names of the tensors of an attention module.
 pub const SUFFIXES: [&str; 3] = ["k_levels", "k_ranges", "v_levels"];
 
-/// Most levels: those of 8 bits.
+/// Most levels: 8 bits.
 const MOST: usize = 256;
 
 /// Levels of the KV cache of one layer, found by calibration.

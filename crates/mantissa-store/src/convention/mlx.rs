@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
-    NamedBytes, NotStorable, Opened, Parts, Storable, Weight,
+    CheckpointFolder, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
+    NamedBytes, NotStorable, Opened, SideTensors, Storable, StoredLinear, Weight,
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -290,7 +290,7 @@ impl Convention for Mlx {
         NAME
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         let Some(value) = folder.checkpoint.config().and_then(found) else { return Ok(None) };
         Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
     }
@@ -308,7 +308,12 @@ impl Convention for Mlx {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -331,7 +336,7 @@ impl Opened for Config {
         &["scales"]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }
 }

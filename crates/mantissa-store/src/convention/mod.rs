@@ -47,7 +47,8 @@ mod weight;
 
 pub use computed::ComputedTensor;
 pub use container::{
-    Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, NamedBytes, StoredTensors, Support,
+    CheckpointFolder, Container, Convention, Experts, Facts, LayerKind, NamedBytes, SideTensors,
+    StoredTensors, Support,
 };
 pub use files::{ModelFiles, Opened, ShapeSource};
 pub use levels::{KeyLevels, KvLevels};
@@ -55,7 +56,7 @@ pub use mantissa_arch::StackForm;
 pub use plan::{LinearPlan, ModelPlan, ModuleGroup, NotStorable, PlannedLayer, Storable};
 pub use registry::side_files;
 pub use stacked::Stack;
-pub use weight::{ActivationQuant, KvQuant, LinearWeight, Parts, Weight};
+pub use weight::{ActivationQuant, KvQuant, LinearWeight, StoredLinear, Weight};
 
 /// All checkpoint formats. The first that recognises a model reads it. MLX comes before formats identified by
 /// `quant_method`, which it lacks. Quanto comes before ModelOpt, whose older checkpoints name it only in a file.

@@ -35,8 +35,8 @@ use serde_json::{Value, json};
 
 use super::sound::{self, Names};
 use super::{
-    ActivationQuant, KvQuant, LinearPlan, LinearWeight, ModelFiles, NamedBytes, NotStorable, Parts, Storable,
-    StoredTensors, Weight, cache, levels,
+    ActivationQuant, KvQuant, LinearPlan, LinearWeight, ModelFiles, NamedBytes, NotStorable, Storable,
+    StoredLinear, StoredTensors, Weight, cache, levels,
 };
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
@@ -364,7 +364,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor is missing or its shape differs from the scheme; or a rotation's order does not divide the input.
-    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         let rotation = self.rotations.get(module).cloned().map(Map::Hadamard);
         if let Some(Err(error)) = rotation.as_ref().map(|map| map.check(cols)) {
             return Err(files.fault(
@@ -392,7 +392,7 @@ impl Config {
         };
         let packed = format!("{n}.packed");
         if !files.has(&packed) {
-            return Ok(Parts { weight: files.dense(module, rows, cols)?, input, transforms });
+            return Ok(StoredLinear { weight: files.dense(module, rows, cols)?, input, transforms });
         }
         let format = stored_format(files, &n, rows, cols)?;
         let bytes = files.read_exact(&packed, &[Dtype::U8], &[packed_bytes(&format, rows, cols)])?;
@@ -406,7 +406,7 @@ impl Config {
         let mut q = Quantized { codes, ..Quantized::empty(format, rows, cols) };
         if let Some(trellis) = q.format.trellis() {
             q.scales.codes = trellis::read_scales(files, &n, &trellis, (rows, cols))?;
-            return Ok(Parts { input, ..files.unfolded(&packed, &q)? });
+            return Ok(StoredLinear { input, ..files.unfolded(&packed, &q)? });
         }
         read_scales(files, &n, &mut q)?;
         let (scales, zeros) = (format!("{n}.scale"), format!("{n}.zero"));
@@ -416,7 +416,11 @@ impl Config {
             let hint = "outliers use the unrotated input, the codes the rotated one";
             return Err(files.fault(module, "outliers and a rotation of the input", "one of the two", hint));
         }
-        Ok(Parts { weight: Weight::Quantized(q), input, transforms: Transforms { extras, ..transforms } })
+        Ok(StoredLinear {
+            weight: Weight::Quantized(q),
+            input,
+            transforms: Transforms { extras, ..transforms },
+        })
     }
 }
 

@@ -30,8 +30,8 @@ use serde_json::{Map, Value, json};
 
 use super::sound::{self, Names};
 use super::{
-    Beside, Candidate, Container, Convention, Experts, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    NotStorable, Opened, Parts, PlannedLayer, Storable, Weight,
+    CheckpointFolder, Container, Convention, Experts, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    NotStorable, Opened, PlannedLayer, SideTensors, Storable, StoredLinear, Weight,
 };
 use crate::protobuf::Message;
 use crate::{Dtype, Error, Result, TensorSpec};
@@ -352,11 +352,11 @@ fn output(module: &str, layer: &Layer) -> Message {
     let mut tensor = Message::default();
     tensor.number(1, 1);
     tensor.message(2, shape);
-    let mut of_type = Message::default();
-    of_type.message(1, tensor);
+    let mut value_type = Message::default();
+    value_type.message(1, tensor);
     let mut info = Message::default();
     info.text(1, &format!("{module}.weight"));
-    info.message(2, of_type);
+    info.message(2, value_type);
     info
 }
 
@@ -376,7 +376,7 @@ impl Convention for Onnx {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, Config::parse)
     }
 
@@ -388,7 +388,12 @@ impl Convention for Onnx {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -411,7 +416,7 @@ impl Opened for Config {
         &[("weight_quantized", &["weight_scale"])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }
 }

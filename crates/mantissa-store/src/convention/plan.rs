@@ -120,7 +120,7 @@ pub struct ModelPlan<'a> {
     pub layers: Vec<PlannedLayer<'a>>,
     /// Quantized embedding and head, whose inputs stay unquantized.
     pub tables: Vec<PlannedLayer<'a>>,
-    /// Scheme of most weights: that of the recipe.
+    /// Scheme of most weights: the recipe's.
     pub weights: &'a Scheme,
     /// Scheme of the inputs of quantized layers, if they are quantized at run time.
     pub input: Option<&'a Scheme>,

@@ -29,7 +29,7 @@ use serde_json::Value;
 
 use super::gptq::centred;
 use super::sound::{self, Names};
-use super::{Candidate, Convention, ModelFiles, Opened, Parts, Weight};
+use super::{CheckpointFolder, Convention, ModelFiles, Opened, StoredLinear, Weight};
 use crate::json::read_strict;
 use crate::{Dtype, Error, Result};
 
@@ -179,7 +179,7 @@ impl Convention for Quanto {
     }
 
     /// Recognises a folder by its map; there is no `quantization_config`.
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         if folder.quantization.is_some() {
             return Ok(None);
         }
@@ -201,7 +201,7 @@ impl Opened for Config {
         &[("weight._data._data", &["weight._scale", "weight._shift"]), ("weight._data", &["weight._scale"])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use mantissa_num::Scheme;
 use serde_json::Value;
 
-use super::container::{Candidate, Container, Convention};
+use super::container::{CheckpointFolder, Container, Convention};
 use super::files::{ModelFiles, Opened};
 use super::{ROWS, native};
 use crate::{Checkpoint, Error, Result};
@@ -77,7 +77,7 @@ fn detect(checkpoint: &Checkpoint, complete: bool) -> Result<Box<dyn Opened>> {
     let config_path = checkpoint.dir().join("config.json");
     let quantization = checkpoint.config().and_then(|config| config.get("quantization_config"));
     let quantization = quantization.filter(|value| !value.is_null());
-    let folder = Candidate { checkpoint, config_path: &config_path, quantization, complete };
+    let folder = CheckpointFolder { checkpoint, config_path: &config_path, quantization, complete };
     for row in ROWS {
         if let Some(opened) = row.open(&folder)? {
             return Ok(opened);

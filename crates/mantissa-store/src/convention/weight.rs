@@ -67,7 +67,7 @@ pub struct KvQuant {
 
 /// Stored linear layer without its bias.
 #[derive(Debug)]
-pub struct Parts {
+pub struct StoredLinear {
     /// The weight.
     pub weight: Weight,
     /// Quantization of the input, if the checkpoint has one.
@@ -76,21 +76,21 @@ pub struct Parts {
     pub transforms: Transforms,
 }
 
-impl From<Weight> for Parts {
+impl From<Weight> for StoredLinear {
     fn from(weight: Weight) -> Self {
-        Parts { weight, input: None, transforms: Transforms::default() }
+        StoredLinear { weight, input: None, transforms: Transforms::default() }
     }
 }
 
-impl From<(Weight, Option<ActivationQuant>)> for Parts {
+impl From<(Weight, Option<ActivationQuant>)> for StoredLinear {
     fn from((weight, input): (Weight, Option<ActivationQuant>)) -> Self {
-        Parts { weight, input, transforms: Transforms::default() }
+        StoredLinear { weight, input, transforms: Transforms::default() }
     }
 }
 
-impl From<(Weight, Transforms)> for Parts {
+impl From<(Weight, Transforms)> for StoredLinear {
     fn from((weight, transforms): (Weight, Transforms)) -> Self {
-        Parts { weight, input: None, transforms }
+        StoredLinear { weight, input: None, transforms }
     }
 }
 

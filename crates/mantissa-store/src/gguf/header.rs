@@ -89,7 +89,7 @@ impl GgufHeader {
         self.by_name.get(name).copied()
     }
 
-    /// Adds tensors, such as those of another file of the same model; returns the name of one that exists already.
+    /// Adds tensors, for example from another file of the same model; returns the name of one that exists already.
     pub(crate) fn extend(&mut self, tensors: Vec<GgufTensor>) -> std::result::Result<(), String> {
         for tensor in tensors {
             if self.by_name.insert(tensor.name.clone(), self.tensors.len()).is_some() {

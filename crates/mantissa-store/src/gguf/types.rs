@@ -5,7 +5,7 @@ use mantissa_num::codec::Codec;
 
 use crate::dtype::Dtype;
 
-/// Tensor type defined by ggml, without removed types and those of forks.
+/// Tensor type defined by ggml, without removed types and types that only forks have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GgmlType {
     /// Number in the file.
@@ -83,7 +83,7 @@ impl GgmlType {
         Self::ALL.iter().copied().find(|ty| ty.id == id)
     }
 
-    /// The type whose blocks are those of `codec`.
+    /// The type that stores blocks of `codec`.
     pub fn of_codec(codec: CodecId) -> Option<Self> {
         Self::ALL.iter().copied().find(|ty| ty.storage == Storage::Blocks(codec))
     }

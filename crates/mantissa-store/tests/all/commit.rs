@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use mantissa_store::error::OutputFault;
 use mantissa_store::{
-    Checkpoint, Dtype, Error, ErrorClass, Job, MANIFEST_NAME, Manifest, Mismatch, Output, SafetensorsWriter,
-    StagedFile, Staging, TensorSpec, refuse_overlap, verify_manifest, write_file_atomic,
+    Checkpoint, Dtype, Error, ErrorClass, JobKey, MANIFEST_NAME, Manifest, Mismatch, Output,
+    SafetensorsWriter, StagedFile, Staging, TensorSpec, refuse_overlap, verify_manifest, write_file_atomic,
 };
 use serde_json::{Map, json};
 
 /// A path where outputs of this test may be replaced, as with --overwrite.
 fn output(path: impl AsRef<Path>) -> Output {
-    Output::of_job(path.as_ref(), Job::of("test"), true)
+    Output::of_job(path.as_ref(), JobKey::of("test"), true)
 }
 
 /// Writes an output whose every byte depends on `value`.
@@ -150,7 +150,7 @@ fn folders_of_other_origin_are_not_replaced() {
 fn a_folder_is_replaced_by_the_job_that_wrote_it_or_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    let of = |job: &str| Output::of_job(&out, Job::of(job), false);
+    let of = |job: &str| Output::of_job(&out, JobKey::of(job), false);
     let write = |job: &str, value| {
         let mut staging = Staging::begin(&of(job))?;
         fill(&mut staging, value, 10)?;

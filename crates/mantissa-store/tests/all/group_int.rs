@@ -8,7 +8,7 @@ use mantissa_num::stored::Map;
 use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::{
-    Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, awq, gptq,
+    Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, SideTensors, awq, gptq,
 };
 use one_module::{COLS, MODULE, Model, ROWS, artifacts, quantized, survive_damage, values, weight};
 use serde_json::{Value, json};
@@ -27,8 +27,8 @@ impl Model {
     fn written(container: Container, scheme: &Scheme, q: &Quantized, g_idx: Option<&[u32]>) -> Self {
         let plan = plan(scheme);
         let bytes = match g_idx {
-            Some(g_idx) => container.tensors(&plan, q, Beside::Groups(g_idx)).unwrap(),
-            None => container.tensors(&plan, q, Beside::Nothing).unwrap(),
+            Some(g_idx) => container.tensors(&plan, q, SideTensors::Groups(g_idx)).unwrap(),
+            None => container.tensors(&plan, q, SideTensors::Nothing).unwrap(),
         };
         let specs = container.specs(&plan).unwrap();
         assert!(specs.iter().zip(&bytes).all(|(spec, (name, _))| spec.name == *name));
@@ -109,8 +109,9 @@ fn columns_are_sorted_by_group() {
         }
     }
     let scheme = scheme("int4-g32");
-    let fault =
-        awq::CONTAINER.tensors(&plan(&scheme), &weight(&scheme), Beside::Groups(&[0; COLS])).unwrap_err();
+    let fault = awq::CONTAINER
+        .tensors(&plan(&scheme), &weight(&scheme), SideTensors::Groups(&[0; COLS]))
+        .unwrap_err();
     assert!(fault.to_string().contains("g_idx"), "{fault}");
 }
 
@@ -384,9 +385,9 @@ fn codes_of_public_packages_are_written_back_identically() {
             let written = match linear.transforms.before.first() {
                 Some(Map::Perm(order)) => {
                     let (q, g_idx) = gptq::in_own_order(q, order);
-                    container.tensors(&plan, &q, Beside::Groups(&g_idx)).unwrap()
+                    container.tensors(&plan, &q, SideTensors::Groups(&g_idx)).unwrap()
                 }
-                _ => container.tensors(&plan, q, Beside::Nothing).unwrap(),
+                _ => container.tensors(&plan, q, SideTensors::Nothing).unwrap(),
             };
             for (tensor, bytes) in written {
                 // AutoRound omits g_idx.

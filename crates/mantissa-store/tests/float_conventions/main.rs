@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::{Scheme, StaticScale, parse_activation};
 use mantissa_store::convention::{
-    Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, Stack, StackForm, Weight,
+    Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, SideTensors, Stack, StackForm, Weight,
     bitsandbytes, compressed_tensors, exl2, fp8, gpt_oss, mlx, modelopt, onnx,
 };
 use mantissa_store::{Dtype, ErrorClass, TensorSpec};
@@ -224,7 +224,7 @@ fn quantized_weights_read_back_bit_for_bit() {
             // The scale is calibrated; without it nothing can be written.
             assert!(
                 container
-                    .tensors(&plan, &q, Beside::Nothing)
+                    .tensors(&plan, &q, SideTensors::Nothing)
                     .unwrap_err()
                     .to_string()
                     .contains("calibration"),
@@ -233,7 +233,7 @@ fn quantized_weights_read_back_bit_for_bit() {
         }
         let plan = LinearPlan { input_scale: stored, ..plan };
         let specs = container.specs(&plan).unwrap_or_else(|e| panic!("{text}: {e}"));
-        let bytes = container.tensors(&plan, &q, Beside::Nothing).unwrap();
+        let bytes = container.tensors(&plan, &q, SideTensors::Nothing).unwrap();
         assert!(specs.iter().zip(&bytes).all(|(spec, (name, _))| spec.name == *name), "{text}");
         let layer = PlannedLayer { module: MODULE, scheme: &scheme, rows: ROWS, cols: COLS };
         let model = ModelPlan { input: input.as_ref(), ..ModelPlan::new(vec![layer], &scheme) };
@@ -258,7 +258,7 @@ fn compressed_tensors_holds_the_group_of_each_column() {
         let plan = LinearPlan { by_group: true, ..LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS)) };
         let g_idx: Vec<u32> = (0..COLS).map(|column| (column * 7 % COLS / 32) as u32).collect();
         let container = compressed_tensors::CONTAINER;
-        let bytes = container.tensors(&plan, &q, Beside::Groups(&g_idx)).unwrap();
+        let bytes = container.tensors(&plan, &q, SideTensors::Groups(&g_idx)).unwrap();
         let specs = container.specs(&plan).unwrap();
         let groups = [(scheme.clone(), None, vec![MODULE.to_owned()])];
         let config = compressed_tensors::quantization_config(&groups, &[], true).unwrap();
@@ -414,7 +414,7 @@ fn experts_in_fp4_are_read_and_written_beside_fp8() {
     let q = weight(&scheme);
     let plan = LinearPlan::new(expert, &scheme, Some(&input), (ROWS, COLS));
     let specs = fp8::CONTAINER.specs(&plan).unwrap();
-    let bytes = fp8::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+    let bytes = fp8::CONTAINER.tensors(&plan, &q, SideTensors::Nothing).unwrap();
     assert_eq!((specs[0].dtype, &specs[0].shape[..]), (Dtype::I8, &[ROWS, COLS / 2][..]));
     assert_eq!((specs[1].dtype, &specs[1].shape[..]), (Dtype::F8E8M0, &[ROWS, COLS.div_ceil(32)][..]));
     // Two values a byte, the first in the low bits.

@@ -7,7 +7,7 @@ use super::*;
 fn broken_onnx_is_refused_by_name() {
     let scheme = onnx::CONTAINER.as_stored("int4-g32-asym".parse().unwrap(), Dtype::BF16);
     let plan = LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS));
-    let bytes = onnx::CONTAINER.tensors(&plan, &weight(&scheme), Beside::Nothing).unwrap();
+    let bytes = onnx::CONTAINER.tensors(&plan, &weight(&scheme), SideTensors::Nothing).unwrap();
     let specs = onnx::CONTAINER.specs(&plan).unwrap();
     let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
     let layer = PlannedLayer { module: MODULE, scheme: &scheme, rows: ROWS, cols: COLS };

@@ -1,4 +1,4 @@
-//! Merging: the weights that a model with adapters computes with, and those of its frozen base.
+//! Merging: the weights that a model with adapters computes with, and the weights of its frozen base.
 
 use mantissa_model::{LinearInfo, ModelConfig};
 

@@ -23,7 +23,7 @@ const ROWS: usize = 64;
 pub(crate) enum Slot {
     /// Weight of the forward.
     Forward,
-    /// Weight of dgrad; those of one half of a layer are alive together.
+    /// Weight of dgrad; the weights of one half of a layer are alive together.
     Backward(usize),
 }
 

@@ -14,7 +14,7 @@ use crate::forms::FormSizes;
 use crate::loss::Loss;
 use crate::model::TrainModel;
 use crate::optim::joined;
-use crate::plan::{Options, Plan};
+use crate::plan::{MemoryPlan, Options};
 use crate::policy::Gemm;
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::{Precision, StoreRef};
@@ -66,7 +66,7 @@ impl Lab {
 
     /// Predicts the bytes of the copy and of the gradients that are compared.
     pub(crate) fn bytes(options: &Options, config: &mantissa_model::ModelConfig) -> u64 {
-        let plan = Plan::new(config, &Options { policy: Policy::fp32(), ..options.clone() });
+        let plan = MemoryPlan::new(config, &Options { policy: Policy::fp32(), ..options.clone() });
         // Those of f32, of all operands, and the run's own in f32.
         let gradients = 3 * 4 * crate::param_table::ParamTable::new(config).len() as u64;
         plan.bytes() + FormSizes::of_any(config, options.max_tokens).bytes() + gradients
@@ -136,7 +136,7 @@ impl Lab {
     }
 }
 
-/// Returns f32 operands, but those of `sites` as `policy` has them.
+/// Returns f32 operands, except at `sites`, where they are as in `policy`.
 fn mixed<'a>(policy: &LinearPolicy, sites: impl Iterator<Item = &'a Site>) -> LinearPolicy {
     let mut mixed = LinearPolicy::f32();
     for Site { gemm, side, .. } in sites {
@@ -145,7 +145,7 @@ fn mixed<'a>(policy: &LinearPolicy, sites: impl Iterator<Item = &'a Site>) -> Li
     mixed
 }
 
-/// Returns the run's weights in f32: those of linear layers from the master copy, which their operands are rounded
+/// Returns the run's weights in f32: linear layers from the master copy, which their operands are rounded
 /// from, all others as the run reads them.
 fn exact(trainer: &Trainer) -> Result<Parameters, TrainError> {
     let run = &trainer.model.params;

@@ -1,7 +1,7 @@
 //! Autopsy of a training step: which matmul operand's low precision makes the step's gradients wrong.
 //!
 //! The step is replayed in f32 and with the run's policy. Then operands are switched to the run's format while all
-//! others stay f32: first all operands of one name (`dgrad.dy` of every layer), then those of some layers, then single
+//! others stay f32: first all operands of one name (`dgrad.dy` of every layer), then of some layers, then single
 //! ones. Only groups with a large share of the error, or with a non-finite result, are split further, so that a model
 //! of 8 layers takes tens of replays. The operand found is confirmed by a replay of all others without it.
 
@@ -24,8 +24,8 @@ use crate::policy::OperandPolicy;
 use crate::trainer::Trainer;
 use lab::Lab;
 use measure::{Effect, Measure};
-use remedy::Candidate;
 pub use remedy::Remedy;
+use remedy::SchemeCandidate;
 pub use search::Switched;
 use search::{Leaf, Search};
 use site::Site;
@@ -46,7 +46,7 @@ pub const RUINED: f64 = 0.5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The gradients are those of f32 but for small errors.
+    /// The gradients equal the f32 gradients but for small errors.
     Sound,
     /// The step goes wrong in f32 too.
     NotPrecision,
@@ -313,7 +313,7 @@ impl Trainer {
         if let Some(scaling) = Remedy::scaling(site, found, policy, health) {
             return Ok(scaling);
         }
-        let mut candidates = Candidate::all(site, found, health).into_iter().peekable();
+        let mut candidates = SchemeCandidate::all(site, found, health).into_iter().peekable();
         while let Some(candidate) = candidates.next() {
             let Ok(scheme) = candidate.scheme.parse() else { continue };
             let operand = OperandPolicy { scheme, ..found.clone() };
@@ -339,7 +339,7 @@ impl Trainer {
     }
 }
 
-/// Finds the telemetry of an operand; that of a shared rounding is listed with the first product that reads it.
+/// Finds the telemetry of an operand; a shared rounding is listed with the first product that reads it.
 fn site_health<'h>(
     site: Site,
     config: &mantissa_model::ModelConfig,

@@ -23,17 +23,17 @@ pub struct Remedy {
 /// Share of values that become 0 or are clipped from which on that is the reason.
 const MUCH: f64 = 0.001;
 
-/// Scheme that may replace that of an operand, and why it helps.
-pub(super) struct Candidate {
+/// Scheme that may replace an operand's, and why it helps.
+pub(super) struct SchemeCandidate {
     pub(super) scheme: String,
     why: String,
 }
 
-impl Candidate {
+impl SchemeCandidate {
     /// Lists schemes for an operand from the smallest change on, by what its rounding lost; the last one always helps.
     pub(super) fn all(site: Site, found: &OperandPolicy, health: Option<&OperandHealth>) -> Vec<Self> {
         let candidate =
-            |scheme: &str, why: &str| Candidate { scheme: scheme.to_owned(), why: why.to_owned() };
+            |scheme: &str, why: &str| SchemeCandidate { scheme: scheme.to_owned(), why: why.to_owned() };
         match Precision::of(&found.scheme.format) {
             Some(Precision::F16) => {
                 vec![candidate("bf16", "bf16 has the range of f32"), candidate("f32", "f32 keeps all digits")]
@@ -45,7 +45,7 @@ impl Candidate {
                 let finer = finer.filter(|(scheme, _)| scheme.parse::<Scheme>().is_ok());
                 let last = ("bf16".to_owned(), "bf16 keeps range and eight digits");
                 let all = finer.chain([last]);
-                all.map(|(scheme, why)| Candidate { scheme, why: format!("{lost}; {why}") }).collect()
+                all.map(|(scheme, why)| SchemeCandidate { scheme, why: format!("{lost}; {why}") }).collect()
             }
         }
     }
@@ -57,7 +57,7 @@ impl Remedy {
         site: Site,
         found: &OperandPolicy,
         policy: &Policy,
-        candidate: &Candidate,
+        candidate: &SchemeCandidate,
         error: Option<f64>,
     ) -> Self {
         let set = match site.layer {

@@ -169,7 +169,7 @@ impl<'a> Search<'a> {
         (0..self.lab.sites.len()).filter(|i| Some(of(i)) == class).count() == sites.len()
     }
 
-    /// Splits a group by the name of the operands (those of the head apart), then by layers, then by linear layers;
+    /// Splits a group by the name of the operands (the head apart), then by layers, then by linear layers;
     /// nothing for a single operand.
     fn split(&self, group: &[usize]) -> Vec<Vec<usize>> {
         let site = |i: &usize| self.lab.sites[*i];

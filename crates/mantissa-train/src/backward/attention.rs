@@ -11,7 +11,7 @@ use crate::health::Operator;
 use crate::ops::LayerOps;
 use crate::plan::{Saved, Scratch, scores_per_thread};
 use crate::products::Input;
-use crate::profile::Part;
+use crate::profile::StepPart;
 use crate::rows::{rows, take};
 
 /// Linear layers that read the input norm.
@@ -24,7 +24,7 @@ impl LayerBackward<'_> {
         self.give_back(d_out);
         self.sinks();
         let (profile, threads) = (self.profile, self.threads);
-        profile.time(Part::AttentionBackward, || {
+        profile.time(StepPart::AttentionBackward, || {
             attend_backward(self.layer, lens, self.saved, self.s, threads);
         });
         self.head_norms();
@@ -106,7 +106,7 @@ impl LayerBackward<'_> {
             let dy = if which == 0 { &mut s.dq[..n] } else { &mut s.dk[..n] };
             // The gradient of the attention output is no longer needed, so its buffer is reused.
             let (dx, raw) = (&mut s.d_attended[..n], &self.saved.raw[which][..n]);
-            self.profile.time(Part::NormBackward, || {
+            self.profile.time(StepPart::NormBackward, || {
                 dx.fill(0.0);
                 let pair = (raw, &*dy);
                 norm.backward(self.params, width, pair, dx, &mut s.partials, self.grads, self.threads);

@@ -1,12 +1,12 @@
 //! Backward of a mixture of experts. The output of token t is `Σ w_e y_e`, with the weights w of the router and the
 //! result y_e of expert e: `dy_e = w_e dout` and `dw_e = dout · y_e`. Experts are recomputed one by one from the saved
-//! choices, so that their activations are never held for all. The router's gradient includes that of the
+//! choices, so that their activations are never held for all. The router's gradient includes the
 //! load-balancing loss (see [`crate::balance`]).
 
 use mantissa_kernels::kernels;
 use mantissa_model::LinearKind;
 use mantissa_model::config::Experts;
-use mantissa_model::flow::{Choice, Job, MIN_ROWS, route_backward, sigmoid};
+use mantissa_model::flow::{ExpertChoice, MIN_ROWS, MatmulJob, route_backward, sigmoid};
 use mantissa_model::graph::{NormKind, SideKind};
 
 use super::LayerBackward;
@@ -16,7 +16,7 @@ use crate::gradients::Gradients;
 use crate::linear::LinearOp;
 use crate::plan::Mixture;
 use crate::products::{Input, Products};
-use crate::profile::Part;
+use crate::profile::StepPart;
 use crate::store::StoreRef;
 
 /// Gate, up and down of one MLP.
@@ -74,11 +74,11 @@ impl LayerBackward<'_> {
     fn expert(
         &mut self,
         kinds: Kinds,
-        chosen: &[Choice],
+        chosen: &[ExpertChoice],
         d_out: &[f32],
         forms: &mut Forms,
         mixture: &mut Mixture,
-        slopes: &mut Vec<Choice>,
+        slopes: &mut Vec<ExpertChoice>,
     ) {
         let (d, n, products) = (self.hidden, chosen.len(), self.products());
         let mut e = expert_buffers(mixture, &mut self.s.inner, &products, kinds[2], n.max(MIN_ROWS), d);
@@ -91,7 +91,7 @@ impl LayerBackward<'_> {
         slopes.extend(chosen.iter().zip(results).map(|(choice, (y, dy))| {
             let d_out = row(d_out, choice, d);
             dy.iter_mut().zip(d_out).for_each(|(dy, d_out)| *dy = choice.weight * d_out);
-            Choice { weight: kernels().dot(d_out, y), ..*choice }
+            ExpertChoice { weight: kernels().dot(d_out, y), ..*choice }
         }));
         propagate(products, kinds, forms, &mut e, n, self.wanted.weights().then_some(&mut *self.grads));
         for (dx, choice) in e.result.chunks_exact(d).zip(chosen) {
@@ -135,7 +135,7 @@ impl LayerBackward<'_> {
 
     /// Propagates from the weights of the choices, of which `by_token` are the choices and their gradients, through the
     /// router.
-    fn router(&mut self, experts: &Experts, logits: &mut [f32], by_token: [&mut Vec<Choice>; 2]) {
+    fn router(&mut self, experts: &Experts, logits: &mut [f32], by_token: [&mut Vec<ExpertChoice>; 2]) {
         let Some(side) = self.layer.side(SideKind::Router) else { return };
         let count = side.rows();
         let [choices, slopes] = by_token.map(|all| {
@@ -161,18 +161,18 @@ impl LayerBackward<'_> {
         let n = self.tokens * self.hidden;
         let (x, dy_ref) = (StoreRef::F32(&self.s.normed[..n]), StoreRef::F32(dy));
         if self.wanted.weights() {
-            self.profile.time(Part::Wgrad, || {
+            self.profile.time(StepPart::Wgrad, || {
                 side.wgrad(dy_ref, x, self.grads, self.threads);
                 side.bias_grad(dy, self.grads);
             });
         }
         let dx = &mut self.s.d_normed[..n];
-        self.profile.time(Part::Dgrad, || side.dgrad(self.params, dy_ref, dx, true, self.threads));
+        self.profile.time(StepPart::Dgrad, || side.dgrad(self.params, dy_ref, dx, true, self.threads));
     }
 }
 
 /// Row of the token of a choice.
-fn row<'x>(x: &'x [f32], choice: &Choice, d: usize) -> &'x [f32] {
+fn row<'x>(x: &'x [f32], choice: &ExpertChoice, d: usize) -> &'x [f32] {
     &x[choice.row as usize * d..][..d]
 }
 
@@ -209,12 +209,12 @@ fn recompute(
     let rows = |x: &[f32], cols: usize| if products.layer.is_quantized() { n * cols } else { x.len() };
     let (d, width) = (products.layer.linear(gate).cols(), products.layer.linear(down).cols());
     let mut jobs = [
-        Job { kind: gate, out: &mut *e.gate, accumulate: false },
-        Job { kind: up, out: &mut *e.up, accumulate: false },
+        MatmulJob { kind: gate, out: &mut *e.gate, accumulate: false },
+        MatmulJob { kind: up, out: &mut *e.up, accumulate: false },
     ];
     products.fprop(forms, Input::own(&e.x[..rows(e.x, d)]), &mut jobs);
     products.layer.flow.activate([0.0; 4], width, e.gate, e.up, e.inner);
-    let mut jobs = [Job { kind: down, out: &mut *e.result, accumulate: false }];
+    let mut jobs = [MatmulJob { kind: down, out: &mut *e.result, accumulate: false }];
     products.fprop(forms, Input::own(&e.inner[..rows(e.inner, width)]), &mut jobs);
 }
 
@@ -234,7 +234,7 @@ fn propagate(
     products.prepare_dgrad(forms, &output);
     products.dgrad(forms, &output, 0..n, &mut e.inner[..n * width], false, threads);
     let (gate_grad, up_grad) = (&mut e.gate[..n * width], &mut e.up[..n * width]);
-    products.profile.time(Part::GateBackward, || {
+    products.profile.time(StepPart::GateBackward, || {
         layer.flow.activate_backward([0.0; 4], gate_grad, up_grad, &mut e.inner[..n * width]);
     });
     if let Some(grads) = grads.as_deref_mut() {

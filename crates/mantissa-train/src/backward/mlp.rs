@@ -11,7 +11,7 @@ use crate::forms::Forms;
 use crate::health::Operator;
 use crate::operand::Operand;
 use crate::products::{Input, OutputGradient};
-use crate::profile::Part;
+use crate::profile::StepPart;
 use crate::rows::{PART, rows_mut};
 
 /// Gate and up `[tokens, intermediate]`, which become their gradients.
@@ -105,7 +105,7 @@ impl LayerBackward<'_> {
                 if !learned.is_empty() {
                     kernels().act_sums(activation, numbers, gate, inner, sums);
                 }
-                profile.time(Part::GateBackward, || match &values {
+                profile.time(StepPart::GateBackward, || match &values {
                     None => layer.flow.activate_backward(numbers, gate, up, inner),
                     Some(values) => {
                         let (before, d_before) = wide.split_at_mut(inner.len());
@@ -119,7 +119,7 @@ impl LayerBackward<'_> {
                 watch.result(at, "gradient", gate);
                 watch.result(at, "gradient", up);
                 if layer.mlp == MlpForm::Gated {
-                    profile.time(Part::Rounding, || {
+                    profile.time(StepPart::Rounding, || {
                         rounded.0.round(gate);
                         rounded.1.round(up);
                     });

@@ -25,7 +25,7 @@ use crate::operand::Operand;
 use crate::ops::LayerOps;
 use crate::plan::{Saved, Scratch};
 use crate::products::{OutputGradient, Products};
-use crate::profile::{Part, Profile};
+use crate::profile::{Profile, StepPart};
 use crate::rows::{PART, rows, rows_mut};
 
 impl TrainModel {
@@ -81,7 +81,7 @@ impl<'a> LayerBackward<'a> {
         if self.layer.is_parallel() {
             let n = self.tokens * self.hidden;
             let s = &mut *self.s;
-            self.profile.time(Part::Copies, || s.d_branch[..n].copy_from_slice(&s.d_residual[..n]));
+            self.profile.time(StepPart::Copies, || s.d_branch[..n].copy_from_slice(&s.d_residual[..n]));
         }
         match &self.layer.experts {
             Some(experts) => self.experts(experts),
@@ -99,7 +99,7 @@ impl<'a> LayerBackward<'a> {
         self.watch.result(at, "gradient", values);
     }
 
-    /// Takes the gradient of a branch's result out of the scratch, to be [returned](Self::give_back): that of the
+    /// Takes the gradient of a branch's result out of the scratch, to be [returned](Self::give_back): the gradient of the
     /// residual stream, propagated through the result's norm `kind` if there is one.
     fn branch(&mut self, kind: NormKind) -> Vec<f32> {
         let n = self.tokens * self.hidden;
@@ -107,7 +107,7 @@ impl<'a> LayerBackward<'a> {
         if let Some(norm) = self.layer.norm(kind) {
             let x = &self.saved.results[usize::from(kind == NormKind::AfterMlp)][..n];
             let pair = (x, &s.d_residual[..n]);
-            self.profile.time(Part::NormBackward, || {
+            self.profile.time(StepPart::NormBackward, || {
                 let dx = &mut s.d_branch[..n];
                 dx.fill(0.0);
                 norm.backward(self.params, self.hidden, pair, dx, &mut s.partials, self.grads, self.threads);
@@ -150,7 +150,7 @@ impl<'a> LayerBackward<'a> {
         let (norm, reads_middle) = self.entrance(kind);
         let x = if reads_middle { &self.saved.middle[..n] } else { &self.saved.residual[..n] };
         let to = &mut self.s.normed[..n];
-        self.profile.time(Part::Norm, || match norm.and_then(|kind| self.layer.norm(kind)) {
+        self.profile.time(StepPart::Norm, || match norm.and_then(|kind| self.layer.norm(kind)) {
             Some(norm) => norm.run(self.params, x, to, &mut Operand::default(), self.threads),
             None => to.copy_from_slice(x),
         });
@@ -162,7 +162,7 @@ impl<'a> LayerBackward<'a> {
         let (d, tokens, products) = (self.hidden, self.tokens, self.products());
         let (_, reads_middle) = self.entrance(kind);
         let shared = self.layer.places == NormPlaces::ParallelShared;
-        // The MLP's share waits for that of the attention, which passes both through the common norm.
+        // The MLP's share waits for the attention's, which passes both through the common norm.
         let (waits, accumulate) = (shared && kind == NormKind::Post, shared && kind == NormKind::Input);
         let norm = self.layer.norm(kind);
         let values = norm.map(|norm| norm.values(self.params));
@@ -175,7 +175,7 @@ impl<'a> LayerBackward<'a> {
         let pieces = pieces.zip(rows_mut(&mut s.d_residual, d, cut.clone()));
         for_each(self.threads, pieces, |(((part, d_normed), partial), dx)| {
             products.dgrad(forms, outputs, part.clone(), d_normed, accumulate, 1);
-            self.profile.time(Part::NormBackward, || match &values {
+            self.profile.time(StepPart::NormBackward, || match &values {
                 Some(values) => values.backward(rows(x, d, part), d_normed, dx, partial),
                 None if waits => {}
                 None => kernels().axpy(1.0, d_normed, dx),

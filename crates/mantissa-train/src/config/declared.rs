@@ -102,8 +102,8 @@ fn number(value: &Value) -> Option<f64> {
 }
 
 impl Section {
-    /// Prints the table as TOML with comments. Keys have the values of `chosen`, else their defaults; those without either
-    /// and those of `left_out` are commented out with an example.
+    /// Prints the table as TOML with comments. Keys have the values of `chosen`, else their defaults; keys without either
+    /// and keys of `left_out` are commented out with an example.
     pub fn print(&self, chosen: &[(&str, String)], left_out: &[&str]) -> String {
         let mut text = match (self.name, self.about) {
             ("", _) => String::new(),
@@ -128,7 +128,7 @@ pub(crate) fn setting(key: &str) -> Option<&'static Setting> {
     SECTIONS.iter().flat_map(|section| section.settings).find(|setting| setting.key == key)
 }
 
-/// Returns the default of a key; that of the type for a key without one.
+/// Returns the default of a key; the type's default for a key without one.
 pub(crate) fn default<T: DeserializeOwned + Default>(key: &str) -> T {
     let value = setting(key).filter(|setting| setting.default == Fallback::Example).and_then(Setting::value);
     value.and_then(|value| value.try_into().ok()).unwrap_or_default()

@@ -7,7 +7,7 @@ use toml::Value;
 /// Values by dotted key.
 type Flat = BTreeMap<String, Value>;
 
-/// Lists the keys in which the settings `now` differ from those of a `run`, with both values:
+/// Lists the keys in which the settings `now` differ from a `run`, with both values:
 /// `schedule.steps = 5 (run: 3)`. Empty if either is not TOML.
 pub fn differences(run: &str, now: &str) -> Vec<String> {
     let (Ok(run), Ok(now)) = (run.parse::<toml::Table>(), now.parse::<toml::Table>()) else {

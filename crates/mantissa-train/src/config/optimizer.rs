@@ -1,4 +1,4 @@
-//! `[optimizer]`: keys of all optimizers, and those of the chosen one, which the registry lists with their defaults.
+//! `[optimizer]`: keys of all optimizers, and keys of the chosen one, which the registry lists with their defaults.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Value;
 
 use super::declared::{default, setting};
-use crate::optim::keys::{Key, Kind, Values};
+use crate::optim::keys::{Key, OptimizerKind, Values};
 use crate::optim::registry::kind;
-use crate::optim::{DecayGroups, MomentFormat, RateScales, Recipe, optimizers};
+use crate::optim::{DecayGroups, MomentFormat, OptimizerSpec, RateScales, optimizers};
 
 /// Keys of all optimizers besides `kind` and `lr`.
 const COMMON: [&str; 6] = ["weight_decay", "decay", "no_decay", "max_norm", "lr_scale", "paged"];
@@ -56,10 +56,10 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Returns the optimizer with its hyperparameters.
-    pub fn recipe(&self) -> Recipe {
+    pub fn recipe(&self) -> OptimizerSpec {
         // A kind was checked when it was read, so the fallback is not used.
         let kind = kind(&self.kind).unwrap_or(&crate::optim::registry::FIRST);
-        Recipe {
+        OptimizerSpec {
             method: (kind.build)(&Values(&self.own)),
             weight_decay: self.weight_decay,
             decay_vectors: false,
@@ -131,7 +131,7 @@ impl Optimizer {
     }
 
     /// Refuses combinations of keys.
-    fn check(&self, kind: &Kind) -> Result<(), String> {
+    fn check(&self, kind: &OptimizerKind) -> Result<(), String> {
         if self.paged && matches!(self.moments(), MomentFormat::Map(_)) {
             let found = self.own.get("moments").cloned().unwrap_or(Value::Boolean(true));
             return Err(fault("moments", &found, "a format other than a map with paged = true"));
@@ -189,7 +189,7 @@ fn kinds() -> String {
 }
 
 /// Keys that `kind` accepts.
-fn accepted(kind: &Kind) -> String {
+fn accepted(kind: &OptimizerKind) -> String {
     let own = kind.keys.iter().filter(|key: &&Key| key.used).map(|key| key.name);
     let all = ["kind", "lr"].into_iter().chain(own).chain(COMMON);
     all.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use mantissa_store::Part;
+use mantissa_store::TextPart;
 
 use super::text::{open, too_long};
 use super::words::{MAX_WORD, boundary, first_boundary};
@@ -62,9 +62,9 @@ fn text_pieces(
     let mut first = true;
     loop {
         let text = match file.piece(most.saturating_add(1), limit, boundary)? {
-            Part::End => break,
-            Part::TooLong => return Err(too_long(path, 1, limit, memory)),
-            Part::Text(text) => text,
+            TextPart::End => break,
+            TextPart::TooLong => return Err(too_long(path, 1, limit, memory)),
+            TextPart::Text(text) => text,
         };
         let mut rest =
             Some(if held.is_empty() { text.trim_start() } else { text }).filter(|text| !text.is_empty());

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_store::{Error, Part, TextFile};
+use mantissa_store::{Error, TextFile, TextPart};
 use serde_json::Value;
 
 use super::DataError;
@@ -65,17 +65,17 @@ pub fn documents_within(
             TextFormat::JsonLines { .. } => file.part("\n", most)?,
         };
         match (part, format) {
-            (Part::End, _) => break,
-            (Part::TooLong, _) => return Err(too_long(path, number, most, memory)),
-            (Part::Text(line), TextFormat::JsonLines { .. }) if line.trim().is_empty() => {}
-            (Part::Text(line), TextFormat::JsonLines { field }) => {
+            (TextPart::End, _) => break,
+            (TextPart::TooLong, _) => return Err(too_long(path, number, most, memory)),
+            (TextPart::Text(line), TextFormat::JsonLines { .. }) if line.trim().is_empty() => {}
+            (TextPart::Text(line), TextFormat::JsonLines { field }) => {
                 if (line.len() as u64).saturating_mul(JSON_BYTES) > memory {
                     let needs = line.len() as u64 * JSON_BYTES;
                     return Err(DataError::Memory { file: named(path), needs, allowed: memory });
                 }
                 give(json_field(path, number, line, field)?.trim())?;
             }
-            (Part::Text(document), _) => give(document.trim())?,
+            (TextPart::Text(document), _) => give(document.trim())?,
         }
     }
     Ok(count)

@@ -8,7 +8,7 @@ use std::path::Path;
 use ahash::AHashMap;
 use compact_str::CompactString;
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_store::Part;
+use mantissa_store::TextPart;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
@@ -88,12 +88,12 @@ impl WordCounts {
             let affordable = self.left() / CUTTING;
             let most = MAX_WORD.min(affordable);
             match file.piece(PIECE, most, boundary)? {
-                Part::End => break,
-                Part::TooLong => {
+                TextPart::End => break,
+                TextPart::TooLong => {
                     self.require((most + 1).saturating_mul(CUTTING), &named(path))?;
                     return Err(too_long(path, 1, most, u64::MAX));
                 }
-                Part::Text(piece) => {
+                TextPart::Text(piece) => {
                     // Documents are stripped, so leading and trailing white space is dropped here too.
                     let piece = if last.is_empty() { piece.trim_start() } else { piece };
                     let before = std::mem::replace(&mut last, piece.to_owned());

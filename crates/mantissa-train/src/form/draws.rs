@@ -36,14 +36,14 @@ pub(crate) struct Making<'a> {
     pub(crate) history: Option<&'a History>,
     /// Learned scales of the blocks, `[lines, blocks]`.
     pub(crate) scales: Option<StoreRef<'a>>,
-    /// amax that a global scale follows from, in place of the operand's own: that of all fused layers.
+    /// amax that a global scale follows from, in place of the operand's own: the amax of all fused layers.
     pub(crate) amax: Option<f32>,
     pub(crate) threads: usize,
     /// Watch of the roundings, with the operand's place.
     pub(crate) watch: Option<(&'a Watch, OperandPlace)>,
 }
 
-/// Linear layer among those of the decoder.
+/// Linear layer among the decoder's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinearPlace {
     pub(crate) layer: usize,

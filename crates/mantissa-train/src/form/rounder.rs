@@ -128,7 +128,7 @@ impl Rounder {
     }
 
     /// Prepares the rounding of a tensor of range `whole` (needed only if [`needs_range`](Self::needs_range)).
-    /// `multiplier` is that of delayed scaling.
+    /// `multiplier` comes from delayed scaling.
     pub(crate) fn shared(&self, whole: Range, multiplier: Option<f32>, seed: u64) -> Shared {
         let headroom = if self.power_of_two() { self.headroom } else { 1.0 };
         let none = Shared { factor: headroom, seed, ..Shared::default() };
@@ -150,7 +150,7 @@ impl Rounder {
         Shared { outer, block, factor: factor * headroom, by_amax, ..none }
     }
 
-    /// Step and scale of a block with values of this range; `x` are those of its first line.
+    /// Step and scale of a block with values of this range; `x` are the values of its first line.
     pub(super) fn block(&self, fast: Fast, x: &[f32], range: Range, shared: &Shared) -> (KernelStep, f32) {
         let block = match self.scheme.candidates(range, shared.outer) {
             Some(candidates) => closer(candidates, x, fast.grid),

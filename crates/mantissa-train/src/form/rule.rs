@@ -113,14 +113,14 @@ pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f3
     if !quantized.any(|(_, operand)| delayed(operand)) {
         return Vec::new();
     }
-    let of_layer = |layer| {
+    let layer_histories = |layer| {
         let policy = policy.linear_of(layer, layers);
-        let of_linear = LinearRules::new(&policy).histories();
+        let linear_histories = LinearRules::new(&policy).histories();
         let plain = policy.is_plain();
         (0..config.layer_linears(layer).len())
-            .flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
+            .flat_map(move |_| linear_histories.map(|own| if plain { (0, 1.0) } else { own }))
     };
-    (0..layers).flat_map(of_layer).collect()
+    (0..layers).flat_map(layer_histories).collect()
 }
 
 pub(super) fn rules(gemm: &GemmPolicy) -> [Rule; 2] {
@@ -168,7 +168,7 @@ impl Rule {
         });
     }
 
-    /// Brings the gradient with respect to the forward's operand, lines of `k`, to that of the values it was made
+    /// Turns the gradient of the forward's operand, lines of `k`, into the gradient of the values that it was made
     /// from: 0 where `mask` says clipped, then rotated back. `signs` is the seed of the forward's rotation.
     pub(crate) fn pass_back(&self, gradient: &mut [f32], k: usize, mask: &[u8], signs: u64) {
         let hadamard = self.hadamard(signs);
@@ -187,7 +187,7 @@ impl Rule {
         }
     }
 
-    /// True if gradients with respect to the operand are not those of the values it was made from.
+    /// True if gradients of the operand differ from gradients of the values that it was made from.
     pub(crate) fn passes_back(&self) -> bool {
         self.masks || self.rotation.is_some() || self.learned.is_some()
     }
@@ -202,7 +202,7 @@ impl Rule {
         self.learned.is_some()
     }
 
-    /// Brings the gradient `[lines, k]` with respect to the operand to that of the values it was made from, `source`, and
+    /// Turns the gradient `[lines, k]` of the operand into the gradient of the values that it was made from, `source`, and
     /// adds the gradients of its learned scales to `scale_grads`.
     pub(crate) fn learn(
         &self,

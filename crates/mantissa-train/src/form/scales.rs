@@ -8,7 +8,7 @@ use super::rounder::{Fast, Rounder, Shared, kernel_step};
 use crate::learned::usable;
 use crate::policy::{Factors, ScaleChoice};
 
-/// Scales of some lines: a factor for each, and those of their units where the form keeps them.
+/// Scales of some lines: a factor for each, and the scales of their units where the form keeps them.
 #[derive(Debug)]
 pub(super) struct Scales<'a> {
     pub(super) factors: &'a mut [f32],
@@ -38,7 +38,7 @@ pub(super) struct Band<'a> {
     pub(super) width: usize,
     pub(super) steps: Vec<KernelStep>,
     pub(super) scales: Vec<f32>,
-    /// Largest magnitudes of the blocks, and of those of one line.
+    /// Largest magnitudes of all blocks, and of the blocks of one line.
     amax: [Vec<f32>; 2],
     /// Random words of a line, if rounding is stochastic.
     pub(super) words: Vec<u32>,
@@ -138,7 +138,7 @@ impl<'a> Band<'a> {
         }
     }
 
-    /// Moves scales out of the values where the form keeps them: those of the units of `count` lines from band `at` on,
+    /// Moves scales out of the values where the form keeps them: the scales of the units of `count` lines from band `at` on,
     /// or the factors of the lines.
     pub(super) fn take_scales(&mut self, at: usize, count: usize, factors: &mut [f32], scales: &mut [f32]) {
         let first = at * self.height;

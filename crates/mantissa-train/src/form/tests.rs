@@ -192,7 +192,7 @@ fn products_multiply_the_values() {
     }
 }
 
-/// Rotated operands are those of rotated lines; values after the last whole run stay as they are.
+/// Rotated operands equal operands of rotated lines; values after the last whole run stay as they are.
 #[test]
 fn rotations_run_along_the_contraction_axis() {
     let (rows, cols) = (20, 40);
@@ -265,7 +265,7 @@ fn non_finite_values_are_not_lost() {
     }
 }
 
-/// The product of forms for an emulated accumulator is that of `Accumulator::dot` on the elements, times the scales.
+/// The product of forms for an emulated accumulator equals `Accumulator::dot` of the elements, times the scales.
 #[test]
 fn accumulators_add_the_elements() {
     let (m, n, k) = (5, 7, 320);

@@ -36,7 +36,7 @@ thread_local! {
 
 impl LinearOp {
     /// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`, from the forms of `x` and W; the rows of
-    /// `out` beyond those of `x` become 0.
+    /// `out` beyond the rows of `x` become 0.
     pub(crate) fn fprop_of(
         &self,
         params: &Parameters,

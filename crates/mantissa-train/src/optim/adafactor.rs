@@ -18,15 +18,15 @@ use std::sync::Arc;
 
 use mantissa_kernels::kernels;
 
-use super::keys::{Key, Kind};
+use super::keys::{Key, OptimizerKind};
 use super::matrix::shape;
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "adafactor",
     about: "Adafactor (Shazeer & Stern 2018): second moments as a row and a column per matrix",
     keys: &[
@@ -71,7 +71,7 @@ struct Adafactor {
     moments: MomentFormat,
 }
 
-impl Method for Adafactor {
+impl UpdateRule for Adafactor {
     fn layout(&self, param: &ParamInfo) -> Layout {
         let n = param.range.len();
         let first = (self.beta1 > 0.0).then_some(("m", false, self.moments)).into_iter().collect();
@@ -86,7 +86,7 @@ impl Method for Adafactor {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,
@@ -151,11 +151,11 @@ impl Adafactor {
     }
 
     /// Returns the rate of a tensor.
-    fn rate(&self, target: &mut Target<'_>, step: &Step) -> f64 {
+    fn rate(&self, target: &mut UpdateTarget<'_>, step: &Step) -> f64 {
         let t = step.t as f64;
         let least = if self.warmup_init { 1e-6 * t } else { 1e-2 };
         let relative = if self.relative_step { least.min(1.0 / t.sqrt()) } else { 1.0 };
-        let rms = |target: &mut Target<'_>| (target.weight_squares() / target.len() as f64).sqrt();
+        let rms = |target: &mut UpdateTarget<'_>| (target.weight_squares() / target.len() as f64).sqrt();
         let scale = if self.scale_parameter { rms(target).max(self.eps.1) } else { 1.0 };
         step.lr * relative * scale
     }

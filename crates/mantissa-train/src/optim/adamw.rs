@@ -14,10 +14,10 @@ use std::sync::Arc;
 use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_model::LoadError;
 
-use super::keys::{Default as Fixed, Key, Kind, Values};
-use super::method::{Layout, Method, State, Step, Target};
+use super::keys::{Default as Fixed, Key, OptimizerKind, Values};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
-use super::{Optimizer, Recipe};
+use super::{Optimizer, OptimizerSpec};
 use crate::arena::Parameters;
 use crate::blockwise::{BlockwiseRule, BlockwiseStep};
 use crate::error::TrainError;
@@ -25,7 +25,7 @@ use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "adamw",
     about: "AdamW (Loshchilov & Hutter 2019)",
     keys: &[
@@ -109,10 +109,10 @@ impl AdamW {
         Self::recipe(AdamWOptions { moments, ..AdamWOptions::default() }).bytes(table, policy)
     }
 
-    fn recipe(options: AdamWOptions) -> Recipe {
+    fn recipe(options: AdamWOptions) -> OptimizerSpec {
         let AdamWOptions { beta1, beta2, eps, weight_decay, decay_vectors, max_norm, moments } = options;
         let method = Arc::new(AdamWMethod { beta1, beta2, eps, moments });
-        Recipe { method, weight_decay, decay_vectors, max_norm, paged: false }
+        OptimizerSpec { method, weight_decay, decay_vectors, max_norm, paged: false }
     }
 }
 
@@ -125,7 +125,7 @@ pub(super) struct AdamWMethod {
     pub(super) moments: MomentFormat,
 }
 
-impl Method for AdamWMethod {
+impl UpdateRule for AdamWMethod {
     fn layout(&self, _: &ParamInfo) -> Layout {
         let moments = vec![("m", false, self.moments), ("v", true, self.moments)];
         Layout { moments, ..Layout::default() }
@@ -133,7 +133,7 @@ impl Method for AdamWMethod {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

@@ -4,21 +4,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::method::Method;
+use super::method::UpdateRule;
 use super::moment_format::MomentFormat;
 
 /// Optimizer in the registry.
-pub(crate) struct Kind {
+pub(crate) struct OptimizerKind {
     /// Value of `optimizer.kind`.
     pub(crate) name: &'static str,
     /// Method and source.
     pub(crate) about: &'static str,
-    /// Own keys; those of all optimizers are in [`crate::config::Optimizer`].
+    /// Own keys; the keys of all optimizers are in [`crate::config::Optimizer`].
     pub(crate) keys: &'static [Key],
     /// Refuses combinations of keys.
     pub(crate) check: fn(&Values<'_>) -> Result<(), Fault>,
     /// Makes the optimizer.
-    pub(crate) build: fn(&Values<'_>) -> Arc<dyn Method>,
+    pub(crate) build: fn(&Values<'_>) -> Arc<dyn UpdateRule>,
 }
 
 /// Key that is wrong, value found, and accepted values.

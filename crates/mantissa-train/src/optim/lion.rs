@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
-use super::keys::{Key, Kind};
-use super::method::{Layout, Method, State, Step, Target};
+use super::keys::{Key, OptimizerKind};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "lion",
     about: "Lion (Chen et al. 2023): the sign of a mean of gradients; lr a third to a tenth of AdamW's",
     keys: &[
@@ -48,14 +48,14 @@ struct Factors {
     grad_scale: f32,
 }
 
-impl Method for Lion {
+impl UpdateRule for Lion {
     fn layout(&self, _: &ParamInfo) -> Layout {
         Layout { moments: vec![("m", false, self.moments)], ..Layout::default() }
     }
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

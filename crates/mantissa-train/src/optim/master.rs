@@ -115,7 +115,7 @@ impl MasterCopy {
 }
 
 impl Weights {
-    /// Splits the values of `range` into pieces; those of an INT8 matrix must be [open](Weights::open).
+    /// Splits the values of `range` into pieces; an INT8 matrix must be [open](Weights::open).
     pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<WorkingMut<'_>> {
         match self {
             Weights::Float(Store::F32(values)) => {

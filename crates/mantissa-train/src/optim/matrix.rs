@@ -128,7 +128,7 @@ fn tridiagonal(a: &mut [f64], n: usize, diagonal: &mut [f64], next: &mut [f64]) 
     if n > 0 {
         diagonal[n - 1] = a[n * n - 1];
     }
-    // Q = H₀ H₁ …, from the last reflection, which leaves the leading rows and columns those of the identity.
+    // Q = H₀ H₁ …, from the last reflection, which leaves the leading rows and columns as in the identity.
     let mut q = vec![0.0; n * n];
     (0..n).for_each(|i| q[i * n + i] = 1.0);
     for k in (0..n.saturating_sub(1)).rev() {

@@ -24,7 +24,7 @@ use crate::weights::Weights;
 pub(crate) type Plain<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut [f32]; N]);
 
 /// Optimizer: its hyperparameters. The state lies apart, so that memory, checkpoints and paging are the same for all.
-pub(crate) trait Method: fmt::Debug + Send + Sync {
+pub(crate) trait UpdateRule: fmt::Debug + Send + Sync {
     /// Describes the state of a tensor.
     fn layout(&self, param: &ParamInfo) -> Layout;
 
@@ -34,7 +34,7 @@ pub(crate) trait Method: fmt::Debug + Send + Sync {
     /// [`TrainError::Store`] if a paged state cannot be read or written.
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,
@@ -134,7 +134,7 @@ pub(crate) struct Step {
 }
 
 /// Tensor to update.
-pub(crate) struct Target<'a> {
+pub(crate) struct UpdateTarget<'a> {
     pub(crate) param: &'a ParamInfo,
     pub(crate) threads: usize,
     pub(crate) grads: &'a Gradients,
@@ -158,7 +158,7 @@ pub(crate) struct Piece<'a, 'm> {
     moments: Vec<MomentMut<'m>>,
 }
 
-impl Target<'_> {
+impl UpdateTarget<'_> {
     /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.param.range.len()

@@ -1,4 +1,4 @@
-//! Optimizers: [`registry`] lists them. A [`Recipe`] is an optimizer with its hyperparameters, an [`Optimizer`] one
+//! Optimizers: [`registry`] lists them. A [`OptimizerSpec`] is an optimizer with its hyperparameters, an [`Optimizer`] one
 //! with the state of a model: moments in 32, 16, 8 or 4 bits, in memory or in a file; master weights, weight decay
 //! and learning rates by group, and gradient clipping.
 
@@ -36,12 +36,12 @@ use crate::model::TrainModel;
 use crate::pages::Unpaged;
 use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
-use crate::profile::Part;
+use crate::profile::StepPart;
 pub use adamw::{AdamW, AdamWOptions};
 pub use decay::{DecayGroups, NoSuchTensor, RateScales};
 pub use map::StateMap;
 pub(crate) use master::{MasterCopy, join as joined};
-use method::{Method, State, Step, Target};
+use method::{State, Step, UpdateRule, UpdateTarget};
 pub use moment_format::MomentFormat;
 use moment_format::PIECE;
 use page_buffer::PageBuffer;
@@ -50,8 +50,8 @@ pub use sgd::{Sgd, SgdOptions};
 
 /// Optimizer with its hyperparameters, without a state.
 #[derive(Debug)]
-pub struct Recipe {
-    pub(crate) method: Arc<dyn Method>,
+pub struct OptimizerSpec {
+    pub(crate) method: Arc<dyn UpdateRule>,
     pub(crate) weight_decay: f64,
     /// True if norm weights and biases decay too.
     pub(crate) decay_vectors: bool,
@@ -60,7 +60,7 @@ pub struct Recipe {
     pub(crate) paged: bool,
 }
 
-impl Recipe {
+impl OptimizerSpec {
     /// Bytes of the optimizer state in memory.
     pub fn bytes(&self, table: &ParamTable, policy: &Policy) -> u64 {
         let layouts = table.iter().map(|param| (self.method.layout(param), param.range.len()));
@@ -86,7 +86,7 @@ impl Recipe {
 /// Optimizer of a run.
 #[derive(Debug)]
 pub struct Optimizer {
-    method: Arc<dyn Method>,
+    method: Arc<dyn UpdateRule>,
     weight_decay: f64,
     max_norm: Option<f64>,
     /// State per parameter.
@@ -109,7 +109,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// [`LoadError::Memory`].
-    pub fn new(params: &Parameters, policy: &Policy, recipe: &Recipe) -> Result<Self, LoadError> {
+    pub fn new(params: &Parameters, policy: &Policy, recipe: &OptimizerSpec) -> Result<Self, LoadError> {
         let table = params.table();
         let mut pages = recipe.paged.then(Unpaged::default);
         let (mut states, mut longest) = (Vec::new(), 0);
@@ -194,14 +194,15 @@ impl Optimizer {
         let grad_scale = self.max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale;
         let (threads, t, grads) = (model.options.threads, self.steps, &model.grads);
         let (table, working) = model.params.split_mut();
-        model.profile.time(Part::Optimizer, || {
+        model.profile.time(StepPart::Optimizer, || {
             table.iter().zip(&mut self.states).enumerate().try_for_each(|(i, (param, state))| {
                 let counts = counts.map(|counts| &counts[i]);
                 let weight_decay = if self.decays[i] { self.weight_decay } else { 0.0 };
                 let step = Step { t, lr: lr * self.rates[i], weight_decay, grad_scale };
                 working.open(param, threads);
                 let master = &mut self.master;
-                let mut target = Target { param, threads, grads, working: &mut *working, master, counts, t };
+                let mut target =
+                    UpdateTarget { param, threads, grads, working: &mut *working, master, counts, t };
                 self.method.update(&mut target, state, &mut self.scratch, &step)?;
                 self.master.settle(param, working, t, threads);
                 Ok::<_, TrainError>(())
@@ -247,7 +248,8 @@ fn finite_norm(model: &TrainModel, found: usize, step: u64, loss_scale: f64) -> 
     if found != allowed {
         return Err(TrainError::OtherModel { found, allowed });
     }
-    let norm = model.profile.time(Part::Optimizer, || norm(&model.grads, model.options.threads)) / loss_scale;
+    let norm =
+        model.profile.time(StepPart::Optimizer, || norm(&model.grads, model.options.threads)) / loss_scale;
     if norm.is_finite() { Ok(norm) } else { Err(TrainError::NonFinite { step, norm }) }
 }
 

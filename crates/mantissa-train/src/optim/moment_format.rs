@@ -114,7 +114,7 @@ impl MomentFormat {
         }
     }
 
-    /// True if a parameter of `n` elements is decoded whole, because its blocks are not those of an update.
+    /// True if a parameter of `n` elements is decoded whole, because its blocks differ from the pieces of an update.
     pub(crate) fn is_whole(self, n: usize) -> bool {
         matches!(self.of(n), MomentFormat::Map(_))
     }

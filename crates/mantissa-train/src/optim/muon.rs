@@ -19,9 +19,9 @@ use std::sync::Arc;
 use mantissa_kernels::kernels;
 
 use super::adamw::AdamWMethod;
-use super::keys::{Key, Kind};
+use super::keys::{Key, OptimizerKind};
 use super::matrix::{Product, product, shape_of_linear};
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
@@ -30,7 +30,7 @@ use crate::param_table::ParamInfo;
 const COEFFICIENTS: (f32, f32, f32) = (3.4445, -4.7750, 2.0315);
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "muon",
     about: "Muon (Jordan et al. 2024): orthogonalized momentum for linear weights, AdamW for the others",
     keys: &[
@@ -98,7 +98,7 @@ struct Muon {
     others: AdamWMethod,
 }
 
-impl Method for Muon {
+impl UpdateRule for Muon {
     fn layout(&self, param: &ParamInfo) -> Layout {
         let Some((_, rows, cols)) = shape_of_linear(param) else { return self.others.layout(param) };
         let (n, side) = (param.range.len(), rows.min(cols));
@@ -109,7 +109,7 @@ impl Method for Muon {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

@@ -1,16 +1,17 @@
 //! Registry of optimizers.
 
-use super::keys::Kind;
+use super::keys::OptimizerKind;
 use super::{adafactor, adamw, lion, muon, sgd, soap};
 
-/// Every optimizer. To add one: a file with its [`Method`](super::method::Method) and its row, and the row here.
-const KINDS: [&Kind; 6] = [&adamw::KIND, &sgd::KIND, &adafactor::KIND, &lion::KIND, &muon::KIND, &soap::KIND];
+/// Every optimizer. To add one: a file with its [`UpdateRule`](super::method::UpdateRule) and its row, and the row here.
+const KINDS: [&OptimizerKind; 6] =
+    [&adamw::KIND, &sgd::KIND, &adafactor::KIND, &lion::KIND, &muon::KIND, &soap::KIND];
 
 /// Default of `optimizer.kind`.
-pub(crate) const FIRST: Kind = adamw::KIND;
+pub(crate) const FIRST: OptimizerKind = adamw::KIND;
 
 /// Finds an optimizer.
-pub(crate) fn kind(name: &str) -> Option<&'static Kind> {
+pub(crate) fn kind(name: &str) -> Option<&'static OptimizerKind> {
     KINDS.into_iter().find(|kind| kind.name == name)
 }
 

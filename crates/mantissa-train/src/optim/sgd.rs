@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 use mantissa_model::LoadError;
 
-use super::keys::{Default as Fixed, Key, Kind};
-use super::method::{Layout, Method, State, Step, Target};
+use super::keys::{Default as Fixed, Key, OptimizerKind};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
-use super::{Optimizer, Recipe};
+use super::{Optimizer, OptimizerSpec};
 use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "sgd",
     about: "SGD with momentum, weight decay added to the gradient",
     keys: &[
@@ -74,10 +74,10 @@ impl Sgd {
         Self::recipe(options).bytes(table, policy)
     }
 
-    fn recipe(options: SgdOptions) -> Recipe {
+    fn recipe(options: SgdOptions) -> OptimizerSpec {
         let SgdOptions { momentum, nesterov, weight_decay, max_norm } = options;
         let method = Arc::new(SgdMethod { momentum, nesterov, moments: MomentFormat::F32 });
-        Recipe { method, weight_decay, decay_vectors: false, max_norm, paged: false }
+        OptimizerSpec { method, weight_decay, decay_vectors: false, max_norm, paged: false }
     }
 }
 
@@ -99,7 +99,7 @@ struct Factors {
     grad_scale: f32,
 }
 
-impl Method for SgdMethod {
+impl UpdateRule for SgdMethod {
     fn layout(&self, _: &ParamInfo) -> Layout {
         let kept = (self.momentum != 0.0).then_some(("m", false, self.moments));
         Layout { moments: kept.into_iter().collect(), ..Layout::default() }
@@ -107,7 +107,7 @@ impl Method for SgdMethod {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,

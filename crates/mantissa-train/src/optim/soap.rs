@@ -18,15 +18,15 @@ use std::sync::Arc;
 use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kernels};
 
 use super::adamw::AdamWMethod;
-use super::keys::{Key, Kind};
+use super::keys::{Key, OptimizerKind};
 use super::matrix::{Product, ROWS, eigenvectors, orthogonal, product, shape_of_linear};
-use super::method::{Layout, Method, State, Step, Target};
+use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
 use crate::param_table::ParamInfo;
 
 /// Row of the registry.
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "soap",
     about: "SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo for linear weights, AdamW for the others",
     keys: &[
@@ -103,7 +103,7 @@ impl Side {
     }
 }
 
-impl Method for Soap {
+impl UpdateRule for Soap {
     fn layout(&self, param: &ParamInfo) -> Layout {
         let Some((count, rows, cols)) = shape_of_linear(param) else { return self.adamw.layout(param) };
         let (left, right) = (Side::new(rows, self.block), Side::new(cols, self.block));
@@ -122,7 +122,7 @@ impl Method for Soap {
 
     fn update(
         &self,
-        target: &mut Target<'_>,
+        target: &mut UpdateTarget<'_>,
         state: &mut State,
         scratch: &mut [f32],
         step: &Step,
@@ -211,7 +211,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// Moves the preconditioners to those of the gradient `g`.
+    /// Updates the preconditioners with the gradient `g`.
     fn update_factors(&mut self, g: &[f32], beta: f64) {
         let (old, new) = (beta as f32, (1.0 - beta) as f32);
         let [rows, cols] = self.sides.map(|side| side.len);

@@ -1,11 +1,11 @@
 //! Buffers of training: the saved activations of each layer, and scratch that all layers share.
 
-use mantissa_model::flow::Choice;
+use mantissa_model::flow::ExpertChoice;
 use mantissa_model::{LoadError, ModelConfig, zeros};
 
-use super::Plan;
+use super::MemoryPlan;
 use super::options::Options;
-use super::sizes::{Share, Sizes, has_experts};
+use super::sizes::{SharedOperand, Sizes, has_experts};
 use crate::forms::{FormSizes, Forms};
 use crate::operand::Operand;
 
@@ -38,7 +38,7 @@ pub(crate) struct Saved {
     /// Logits of the router, `[rows, experts]`.
     pub(crate) router: Vec<f32>,
     /// Routing of the tokens to experts, by expert.
-    pub(crate) choices: Vec<Choice>,
+    pub(crate) choices: Vec<ExpertChoice>,
     /// Inputs of the linear layers in matmul dtype, in the order of [`mantissa_model::LinearInput::PLAIN`]:
     /// normed states `[rows, hidden]`, attention output `[rows, query width]`, normed states, and the MLP
     /// activation `[rows, intermediate]`.
@@ -76,7 +76,7 @@ pub(crate) struct Scratch {
     pub(crate) angles: [Vec<f32>; 2],
     /// Those of layers with their own rotary parameters.
     pub(crate) local_angles: [Vec<f32>; 2],
-    /// Gradient of a result of attention or MLP, `[rows, hidden]`, if it differs from that of the residual stream.
+    /// Gradient of a result of attention or MLP, `[rows, hidden]`, if it differs from the gradient of the residual stream.
     pub(crate) d_branch: Vec<f32>,
     /// Joined projections or their gradients, results to be normed: `[rows, widest of them]`.
     pub(crate) wide: Vec<f32>,
@@ -111,10 +111,10 @@ pub(crate) struct Mixture {
     /// Sum of all experts, or the gradients of an expert's outputs, `[rows, hidden]`.
     pub(crate) sum: Vec<f32>,
     /// Choices by token, and the gradients of their weights.
-    pub(crate) by_token: [Vec<Choice>; 2],
+    pub(crate) by_token: [Vec<ExpertChoice>; 2],
 }
 
-/// Allocates the activations and scratch that [`Plan`] predicts.
+/// Allocates the activations and scratch that [`MemoryPlan`] predicts.
 ///
 /// # Errors
 /// [`LoadError::Memory`], [`LoadError::Context`].
@@ -124,7 +124,7 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         return Err(LoadError::Context { needed, allowed });
     }
     let sizes = Sizes::new(config, options);
-    let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
+    let memory = || LoadError::Memory { what: "training", bytes: MemoryPlan::new(config, options).bytes() };
     let layer = |layer| {
         let mixed = has_experts(config, layer);
         let [
@@ -235,7 +235,7 @@ fn scratch(config: &ModelConfig, options: &Options, sizes: &Sizes) -> Option<Scr
 }
 
 /// Allocates an empty list of up to `n` choices; `None` if memory is missing.
-fn choices(n: usize) -> Option<Vec<Choice>> {
+fn choices(n: usize) -> Option<Vec<ExpertChoice>> {
     let mut choices = Vec::new();
     choices.try_reserve_exact(n).ok().map(|()| choices)
 }
@@ -245,7 +245,7 @@ fn arrays<const N: usize>(lengths: [usize; N]) -> Option<[Vec<f32>; N]> {
     all.try_into().ok()
 }
 
-fn operands<const N: usize>(shares: [Share; N]) -> Option<[Operand; N]> {
-    let all = shares.into_iter().map(Share::allocate).collect::<Option<Vec<_>>>()?;
+fn operands<const N: usize>(shares: [SharedOperand; N]) -> Option<[Operand; N]> {
+    let all = shares.into_iter().map(SharedOperand::allocate).collect::<Option<Vec<_>>>()?;
     all.try_into().ok()
 }

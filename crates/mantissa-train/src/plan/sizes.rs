@@ -3,7 +3,7 @@
 use mantissa_kernels::CausalAttention;
 use mantissa_model::ModelConfig;
 use mantissa_model::config::{MlpForm, NormPlaces, QkvForm};
-use mantissa_model::flow::{Choice, LayerFlow, MIN_ROWS};
+use mantissa_model::flow::{ExpertChoice, LayerFlow, MIN_ROWS};
 
 use super::options::{HEAD_ROWS, Options};
 use crate::form::LinearRules;
@@ -19,7 +19,7 @@ pub(super) fn has_experts(config: &ModelConfig, layer: usize) -> bool {
 }
 
 pub(super) fn choice_bytes(choices: usize) -> u64 {
-    (size_of::<Choice>() as u64).saturating_mul(choices as u64)
+    (size_of::<ExpertChoice>() as u64).saturating_mul(choices as u64)
 }
 
 /// Buffer lengths in f32 values.
@@ -36,7 +36,7 @@ pub(super) struct Sizes {
     inner: usize,
     /// Inner width of the widest expert; 0 without experts.
     expert: usize,
-    /// Experts of a layer, and those of a token.
+    /// Experts of a layer, and experts of a token.
     experts: (usize, usize),
     pub(super) logits: usize,
     scores: usize,
@@ -66,9 +66,9 @@ pub(super) struct Sizes {
 
 /// Shared operand: dtype and number of values.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Share(Precision, usize);
+pub(super) struct SharedOperand(Precision, usize);
 
-impl Share {
+impl SharedOperand {
     pub(super) fn bytes(&self) -> u64 {
         Operand::bytes(self.0, self.1)
     }
@@ -157,19 +157,25 @@ impl Sizes {
     }
 
     /// Operands of [`Saved::inputs`](super::Saved::inputs), in order.
-    pub(super) fn inputs(&self, mixed: bool) -> [Share; 4] {
+    pub(super) fn inputs(&self, mixed: bool) -> [SharedOperand; 4] {
         let widths = [self.hidden, self.query, self.hidden, if mixed { 0 } else { self.intermediate }];
-        widths.map(|width| Share(self.layers.0, self.by_row(width)))
+        widths.map(|width| SharedOperand(self.layers.0, self.by_row(width)))
     }
 
     /// Operands of [`Scratch::rounded`](super::Scratch::rounded), `head_input` and `head_gradient`.
-    pub(super) fn rounded(&self) -> [Share; 5] {
+    pub(super) fn rounded(&self) -> [SharedOperand; 5] {
         let of = |width: usize| self.by_row(width);
         let (qkv, gate_up) = self.joined;
-        let inner = Share(self.layers.1, of(self.intermediate.max(self.key)));
-        let first = Share(self.layers.1, of(self.hidden.max(self.query).max(qkv)));
-        let second = Share(self.layers.1, of(self.intermediate.max(self.key).max(gate_up)));
-        [first, second, inner, Share(self.head.0, of(self.hidden)), Share(self.head.1, self.logits)]
+        let inner = SharedOperand(self.layers.1, of(self.intermediate.max(self.key)));
+        let first = SharedOperand(self.layers.1, of(self.hidden.max(self.query).max(qkv)));
+        let second = SharedOperand(self.layers.1, of(self.intermediate.max(self.key).max(gate_up)));
+        [
+            first,
+            second,
+            inner,
+            SharedOperand(self.head.0, of(self.hidden)),
+            SharedOperand(self.head.1, self.logits),
+        ]
     }
 
     /// Width of [`Scratch::wide`](super::Scratch::wide): joined projections, results to be normed, and both sides of a norm in the MLP.

@@ -115,8 +115,8 @@ pub(crate) fn int_range(scheme: &Scheme, bits: u32) -> (f32, f32) {
     (if scheme.encoder.rule == Rule::Restricted { -high } else { -high - 1.0 }, high)
 }
 
-/// Returns the unit that both operands can be stored in, as integers or as elements of floats: that of the one with
-/// scales along the line, if there is one. `None` if they differ or an operand has neither.
+/// Returns the unit that both operands can be stored in, as integers or as elements of floats: the unit of the
+/// operand with scales along the line, if there is one. `None` if they differ or an operand has neither.
 pub(crate) fn common_unit(both: [&OperandPolicy; 2], integers: bool) -> Option<Option<usize>> {
     match both.map(|operand| units_of(&operand.scheme, integers)) {
         [Some(a), Some(b)] if a.is_none() || b.is_none() || a == b => Some(a.or(b)),

@@ -5,7 +5,7 @@
 
 /// A recipe with its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recipe {
+pub struct NamedPolicy {
     /// Name, such as `nvfp4`.
     pub name: &'static str,
     /// Description with its source.
@@ -15,12 +15,12 @@ pub struct Recipe {
 }
 
 /// Returns all recipes.
-pub fn recipes() -> &'static [Recipe] {
+pub fn recipes() -> &'static [NamedPolicy] {
     &RECIPES
 }
 
-const RECIPES: [Recipe; 16] = [
-    Recipe {
+const RECIPES: [NamedPolicy; 16] = [
+    NamedPolicy {
         name: "fp8-delayed",
         about: "FP8 with delayed scaling (Transformer Engine's DelayedScaling): E4M3 in fprop, E5M2 for output \
                 gradients, a scale per tensor from the largest amax of 1024 steps",
@@ -31,7 +31,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "fp8-e5m2-tensor@delayed1024", x = "fp8-e4m3-tensor@delayed1024" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "fp8-current",
         about: "FP8 with current scaling (torchao's tensorwise float8, Transformer Engine's Float8CurrentScaling): \
                 E4M3 in fprop, E5M2 for output gradients, a scale per tensor from its own amax",
@@ -42,7 +42,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "fp8-e5m2-tensor", x = "fp8-e4m3-tensor" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "fp8-rowwise",
         about: "FP8 rowwise (torchao): E4M3 for all operands, a power-of-two scale for each line along the \
                 contraction axis",
@@ -53,7 +53,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = { scheme = "fp8-e4m3-token", scales = "power-of-two" }, x = { scheme = "fp8-e4m3-token", scales = "power-of-two" } }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "fp8-blockwise",
         about: "FP8 blockwise (DeepSeek-V3, arXiv 2412.19437, section 3.3): E4M3, a scale for 1 x 128 values of X \
                 and dY and for 128 x 128 of W, partial sums in f32",
@@ -64,7 +64,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "fp8-e4m3-t1x128:floor1e-12", x = "fp8-e4m3-t1x128:floor1e-12" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "mxfp8",
         about: "MXFP8 (NVIDIA, arXiv 2506.08027): E4M3 for all operands, a power-of-two scale for 32 values, \
                 rounded up",
@@ -75,7 +75,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "mxfp8-e4m3:rceil", x = "mxfp8-e4m3:rceil" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "nvfp4",
         about: "NVFP4 pretraining (NVIDIA, arXiv 2509.25149): 16 x 16 blocks of W, 1 x 16 of X and dY, stochastic \
                 rounding of dY, random Hadamard transform in wgrad, about 16 % of the layers in bf16",
@@ -87,7 +87,7 @@ const RECIPES: [Recipe; 16] = [
             keep = { first = 0.03, last = 0.13, dtype = "bf16" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "nvfp4-4over6",
         about: "NVFP4 with four-over-six scales in the forward (Cook et al. 2026, arXiv 2512.02010); 1 x 16 blocks \
                 also of W, which four-over-six needs, otherwise as nvfp4",
@@ -99,7 +99,7 @@ const RECIPES: [Recipe; 16] = [
             keep = { first = 0.03, last = 0.13, dtype = "bf16" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "tetrajet2",
         about: "TetraJet-v2's matmuls as Quartet II evaluates them: NVFP4 1 x 16 to nearest in the forward; in the \
                 backward all operands rotated by 32 with new signs in each step and rounded stochastically under \
@@ -115,7 +115,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad.hadamard = { order = 32, signs = "step" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "fp4-all-the-way",
         about: "FP4 All the Way (Chmiel et al. 2025, arXiv 2505.19115): NVFP4 for all operands, to nearest in the \
                 forward, stochastic in backward and update",
@@ -126,7 +126,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = { scheme = "nvfp4:te", round = "stochastic" }, x = { scheme = "nvfp4:te", round = "stochastic" } }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "quartet",
         about: "Quartet (Castro et al. 2025, arXiv 2505.14669): MXFP4 for all operands; in the forward rotated by 32, to \
                 nearest under scales from the standard deviation, without gradients for clipped values; in the backward \
@@ -145,7 +145,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad.hadamard = { order = 32, signs = "step" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "quartet2",
         about: "Quartet II (Panferov et al. 2026, arXiv 2601.22813): NVFP4 with four-over-six scales in fprop; dgrad and \
                 wgrad by MS-EDEN of values rotated with new signs in each step, from the forward's operands",
@@ -160,7 +160,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad.hadamard = { order = 128, signs = "step" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "int8-rowwise",
         about: "INT8 mixed precision (torchao): all operands with a scale for each line along the contraction axis, \
                 to nearest",
@@ -171,7 +171,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "int8-token:restricted", x = "int8-token:restricted" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "int8-switchback",
         about: "SwitchBack (Wortsman et al. 2023, arXiv 2304.13013): INT8 with a scale per token of X and dY and one \
                 for W in fprop and dgrad, bf16 in wgrad",
@@ -182,7 +182,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "bf16", x = "bf16" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "int8-jetfire",
         about: "Jetfire's matmuls (Xi et al. 2024, arXiv 2403.12422): INT8 in blocks of 32 x 32, stochastic rounding \
                 of dY. Values between operators stay f32",
@@ -193,7 +193,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = { scheme = "int8-t32x32:restricted", round = "stochastic" }, x = "int8-t32x32:restricted" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "int8-sr",
         about: "INT8 quantized training (torchao): weights of linear layers are INT8 with a scale per row, without a master \
                 copy, every update rounded stochastically; bf16 operands",
@@ -205,7 +205,7 @@ const RECIPES: [Recipe; 16] = [
             wgrad = { dy = "bf16", x = "bf16" }
         "#,
     },
-    Recipe {
+    NamedPolicy {
         name: "ternary",
         about: "BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764): weights -1, 0 and 1 under the mean magnitude of the \
                 tensor, INT8 inputs per token, straight-through gradients in bf16",

@@ -27,7 +27,7 @@ pub struct OperandPolicy {
     pub scheme: Scheme,
     /// Values that are rounded.
     pub source: OperandSource,
-    /// Factor by which scales exceed those of the rule, so that stochastic rounding clips nothing: 17/16 covers the
+    /// Factor by which scales exceed what the rule gives, so that stochastic rounding clips nothing: 17/16 covers the
     /// error of an E4M3 scale rounded down, 4/3 the range that an exponent rounded down cuts off FP4. 1 for none.
     pub headroom: f32,
     /// Choice of the block scales.

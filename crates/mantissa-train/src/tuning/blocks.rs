@@ -41,13 +41,13 @@ impl Continuous for BlockScales {
     }
 
     fn decode(&mut self, x: &[f32], out: &mut [f32]) {
-        let (of_scales, of_biases) = x.split_at(self.scales.len());
+        let (scale_moves, bias_moves) = x.split_at(self.scales.len());
         let empty = Codes::with_capacity(self.code.unit_bytes(), self.scales.len());
         let mut level = ScaleLevel { codes: empty, ..self.quantized.scales.clone() };
-        for (start, x) in self.scales.iter().zip(of_scales) {
+        for (start, x) in self.scales.iter().zip(scale_moves) {
             level.push(encode(self.code, scaled(*start, *x)));
         }
-        let moved = self.biases.iter().zip(&self.units).zip(of_biases);
+        let moved = self.biases.iter().zip(&self.units).zip(bias_moves);
         // Formats store biases in the dtype of the scales.
         let moved = moved.map(|((bias, unit), x)| self.code.decode(encode(self.code, bias + unit * x)));
         level.offsets.biases_mut().iter_mut().zip(moved).for_each(|(to, from)| *to = from);
@@ -57,7 +57,7 @@ impl Continuous for BlockScales {
 
     fn pull_back(&self, dw: &[f32], out: &mut [f32]) {
         let q = &self.quantized;
-        let (mut of_scales, mut of_biases) =
+        let (mut scale_grad, mut bias_grad) =
             (vec![0.0f64; self.scales.len()], vec![0.0f64; self.biases.len()]);
         let blocks = q.format.blocks();
         for (row, dw) in dw.chunks_exact(q.cols.max(1)).enumerate() {
@@ -65,14 +65,14 @@ impl Continuous for BlockScales {
                 let (zero, ..) = q.block_decoder(block).parts();
                 let (g, first) = (&dw[start..end], row * q.cols);
                 let slopes = (first + start..first + end).map(|at| q.format.element(q.codes.get(at)) - zero);
-                of_scales[block] += scale_gradient(g, slopes);
-                if let Some(sum) = of_biases.get_mut(block) {
+                scale_grad[block] += scale_gradient(g, slopes);
+                if let Some(sum) = bias_grad.get_mut(block) {
                     *sum += g.iter().map(|g| f64::from(*g)).sum::<f64>();
                 }
             }
         }
-        let units = self.units.iter().chain(self.units.iter().take(of_biases.len()));
-        let sums = of_scales.iter().chain(&of_biases).zip(units);
+        let units = self.units.iter().chain(self.units.iter().take(bias_grad.len()));
+        let sums = scale_grad.iter().chain(&bias_grad).zip(units);
         out.iter_mut().zip(sums).for_each(|(out, (sum, unit))| *out = (sum * f64::from(*unit)) as f32);
     }
 

@@ -10,7 +10,7 @@
 //! * Trained values are relative to their start: `s = s₀ (1 + δ)` and `b = b₀ + s₀ δ`, with δ = 0 at first. One
 //!   rate then suits every layer and model.
 //! * The forward uses scales as they are stored, rounded to their dtype (gradients pass the rounding unchanged), so
-//!   that the last weights are those of the file.
+//!   that the last weights equal the file's.
 //! * Norms, and for trellis codes the channel scales of both sides, are trained too, as in QuIP# (Tseng et al.
 //!   2024, arXiv:2402.04396, section 5). Integer zero points are codes and stay.
 

@@ -7,8 +7,8 @@ use mantissa_model::{Batch, Role};
 use mantissa_store::SafeTensors;
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::{
-    AdamW, AdamWOptions, Init, Lora, MomentFormat, Options, ParamTable, Parameters, Plan, Policy, TrainModel,
-    Tuning, next_token_targets,
+    AdamW, AdamWOptions, Init, Lora, MemoryPlan, MomentFormat, Options, ParamTable, Parameters, Policy,
+    TrainModel, Tuning, next_token_targets,
 };
 
 const TOLERANCE: f32 = 1e-4;
@@ -353,7 +353,7 @@ fn memory_is_planned() {
         let policy = Policy::by_name(policy, 1).unwrap();
         let tuning = tuning(Lora { dora, dropout, ..Lora::default() }, base);
         let formats = tuning.formats(&files, &config).unwrap();
-        let plan = Plan::tuned(&config, &options(&policy, 1), &tuning, &formats);
+        let plan = MemoryPlan::tuned(&config, &options(&policy, 1), &tuning, &formats);
         let entry = |name: &str| plan.entries.iter().find(|(entry, _)| *entry == name).unwrap().1;
         let model = model(&dir, &tuning, &policy, 1);
         assert_eq!(entry("frozen weights"), model.parameters().frozen_bytes(), "{base:?}");

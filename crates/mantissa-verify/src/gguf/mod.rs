@@ -15,7 +15,7 @@ use std::path::PathBuf;
 pub use blocks::{BlockType, Blocks, allowed, bound_group};
 pub use file::{GgufFile, Key, Tensor};
 pub use model::{Model, Place};
-pub use parts::Parts;
+pub use parts::SplitTensor;
 
 /// Unreadable GGUF file, or one that deviates from the format's description.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::{Error, Model};
 
 /// Tensors of the file that hold one tensor of the checkpoint.
 #[derive(Clone, Debug)]
-pub enum Parts {
+pub enum SplitTensor {
     /// Biases of experts: the elements of several tensors are interleaved.
     Turns(Vec<String>),
     /// Per head, the rows of keys (transposed in the first tensor), then the rows of values.
@@ -20,26 +20,26 @@ pub enum Parts {
     Columns([String; 1], Vec<usize>),
 }
 
-impl Parts {
+impl SplitTensor {
     /// Names of the tensors in the file.
     pub fn names(&self) -> &[String] {
         match self {
-            Parts::Turns(names) => names,
-            Parts::KeysAndValues(names) | Parts::Rows(names, _) => names,
-            Parts::Columns(names, _) => names,
+            SplitTensor::Turns(names) => names,
+            SplitTensor::KeysAndValues(names) | SplitTensor::Rows(names, _) => names,
+            SplitTensor::Columns(names, _) => names,
         }
     }
 
     /// Part, row and column of element `[row, col]` of `rows`, by the dimensions of the first part.
     pub fn at(&self, row: usize, col: usize, rows: usize, first: &Tensor) -> (usize, usize, usize) {
         match self {
-            Parts::Turns(names) => (col % names.len(), row, col / names.len()),
-            Parts::Rows(_, places) => {
+            SplitTensor::Turns(names) => (col % names.len(), row, col / names.len()),
+            SplitTensor::Rows(_, places) => {
                 let (part, row) = places.get(row).copied().unwrap_or((0, usize::MAX));
                 (part, row, col)
             }
-            Parts::Columns(_, places) => (0, row, places.get(col).copied().unwrap_or(usize::MAX)),
-            Parts::KeysAndValues(_) => {
+            SplitTensor::Columns(_, places) => (0, row, places.get(col).copied().unwrap_or(usize::MAX)),
+            SplitTensor::KeysAndValues(_) => {
                 // [heads, rank, unrotated] and [heads, value, rank], as matrices of rows.
                 let dim = |i: usize| first.dims.get(i).map_or(1, |&n| usize::try_from(n).unwrap_or(1).max(1));
                 let (unrotated, rank, heads) = (dim(0), dim(1), dim(2));
@@ -56,7 +56,7 @@ impl Parts {
 
 impl Model<'_> {
     /// Tensors of the file that hold the parts of this Hugging Face tensor, if it is split.
-    pub fn parts(&self, name: &str) -> Option<Parts> {
+    pub fn parts(&self, name: &str) -> Option<SplitTensor> {
         // The text model of a multimodal one has other names.
         const LAYERS: [&str; 3] =
             ["model.layers.", "model.language_model.layers.", "language_model.model.layers."];
@@ -65,11 +65,13 @@ impl Model<'_> {
         let stored = |part: &str| format!("blk.{layer}.{part}");
         let parts = match (self.architecture.as_str(), rest) {
             ("gpt-oss", "mlp.experts.gate_up_proj_bias") => {
-                Parts::Turns(vec![stored("ffn_gate_exps.bias"), stored("ffn_up_exps.bias")])
+                SplitTensor::Turns(vec![stored("ffn_gate_exps.bias"), stored("ffn_up_exps.bias")])
             }
-            ("gpt-oss", "mlp.experts.down_proj_bias") => Parts::Turns(vec![stored("ffn_down_exps.bias")]),
+            ("gpt-oss", "mlp.experts.down_proj_bias") => {
+                SplitTensor::Turns(vec![stored("ffn_down_exps.bias")])
+            }
             ("deepseek2" | "deepseek32" | "glm-dsa" | "kimi-linear", "self_attn.kv_b_proj.weight") => {
-                Parts::KeysAndValues([stored("attn_k_b.weight"), stored("attn_v_b.weight")])
+                SplitTensor::KeysAndValues([stored("attn_k_b.weight"), stored("attn_v_b.weight")])
             }
             ("granitehybrid", "shared_mlp.input_linear.weight") => {
                 let shared = [stored("ffn_gate_shexp.weight"), stored("ffn_up_shexp.weight")];
@@ -79,16 +81,16 @@ impl Model<'_> {
                 };
                 let rows = self.file.tensors.get(&names[0])?.rows();
                 let rows = usize::try_from(rows).ok()?;
-                Parts::Rows(names, (0..2 * rows).map(|row| (row / rows, row % rows)).collect())
+                SplitTensor::Rows(names, (0..2 * rows).map(|row| (row / rows, row % rows)).collect())
             }
             ("qwen3next", "linear_attn.in_proj_qkvz.weight") => {
-                Parts::Rows([stored("attn_qkv.weight"), stored("attn_gate.weight")], self.key_groups()?)
+                SplitTensor::Rows([stored("attn_qkv.weight"), stored("attn_gate.weight")], self.key_groups()?)
             }
             ("qwen35" | "qwen35moe", "linear_attn.out_proj.weight") => {
                 let delta = self.delta.filter(|delta| delta.each > 1 && delta.keys > 1)?;
                 let cols = delta.keys * delta.each * delta.value_dim;
                 let places = (0..cols).map(|col| delta.place(col, delta.value_dim)).collect();
-                Parts::Columns([stored("ssm_out.weight")], places)
+                SplitTensor::Columns([stored("ssm_out.weight")], places)
             }
             _ => return None,
         };
@@ -119,7 +121,7 @@ impl Model<'_> {
     /// As [`rows`](Self::rows).
     pub fn rows_of_parts(
         &self,
-        parts: &Parts,
+        parts: &SplitTensor,
         (rows, cols): (usize, usize),
         range: Range<usize>,
         out: &mut [f32],

@@ -171,7 +171,7 @@ fn inputs(report: &Report) -> Table {
     table
 }
 
-fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
+fn cells(layer: usize, input: &InputStats) -> [String; 11] {
     let percent = |error: f64| format!("{:.2} %", 100.0 * error);
     [
         layer.to_string(),
@@ -189,7 +189,7 @@ fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
 }
 
 /// Returns the last part of the name of the first module that reads an input.
-fn short(input: &SeenInput) -> &str {
+fn short(input: &InputStats) -> &str {
     let module = input.modules.first().map_or("", String::as_str);
     module.rsplit('.').next().unwrap_or(module)
 }

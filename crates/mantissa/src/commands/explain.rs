@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use mantissa_num::{Scheme, nearest_list};
-use mantissa_plan::explain::{Explained, Scene, Topic, topics};
+use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
 use mantissa_plan::recommend::{Load, MAX_KL};
 use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
@@ -109,7 +109,7 @@ impl Execute for Args {
             Some(model) => quoted(model.typed()),
             None => "MODEL".to_owned(),
         };
-        let scene = Scene { shape: &shape, device: &device, load: &load };
+        let scene = Deployment { shape: &shape, device: &device, load: &load };
         let explained = topic.explain(&scene, &typed);
         let report = Report {
             model: &shape.name,

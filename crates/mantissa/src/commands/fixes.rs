@@ -1,4 +1,4 @@
-//! Commands that mend what the rules of an engine refuse.
+//! Commands that fix what the rules of an engine refuse.
 
 use std::path::{Path, PathBuf};
 
@@ -18,13 +18,13 @@ const SOURCE: &str = "SOURCE";
 pub struct GivenLine;
 
 impl Remedies for GivenLine {
-    fn of_plan(&self, report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles) {
+    fn of_plan(&self, report: &mut Report, target: &EngineTarget, plan: &Plan, source: &ModelFiles) {
         let found = asked(report).and_then(|strict| remedy::of_plan(plan, source, target, strict));
         let given: Vec<String> = std::env::args().collect();
         let command = found.and_then(|remedy| match remedy {
             Remedy::Parallelism { tp } => {
                 let mut line = Line(given.get(1..)?.to_vec());
-                line.replace("--for", &target.to_string(), &Target { tp, ..*target }.to_string())?;
+                line.replace("--for", &target.to_string(), &EngineTarget { tp, ..*target }.to_string())?;
                 Some(line.command())
             }
             Remedy::Quantize { recipe, format, default } => {
@@ -77,7 +77,7 @@ impl Remedies for GivenLine {
     }
 }
 
-/// Returns whether warnings are to be mended as well; `None` if nothing is found that a recipe mends.
+/// Returns true if warnings are to be fixed as well; `None` if nothing is found that a recipe fixes.
 fn asked(report: &Report) -> Option<bool> {
     report.findings.iter().any(|finding| finding.by_recipe).then(|| !report.fails())
 }
@@ -86,7 +86,7 @@ fn apply(report: &mut Report, command: Option<&str>) {
     let Some(command) = command else { return };
     let fails = report.fails();
     for finding in report.findings.iter_mut().filter(|finding| finding.by_recipe) {
-        // What mends a refusal may leave a warning, whose own advice stays then.
+        // The fix of a refusal may leave a warning, whose own advice stays then.
         if finding.severity.fails() || !fails {
             finding.fix = command.to_owned();
         }

@@ -42,7 +42,7 @@ pub struct Args {
     /// sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and exllamav2 take
     /// :gpu=NAME.
     #[arg(long = "for", value_name = "ENGINE", value_parser = target)]
-    targets: Vec<Target>,
+    targets: Vec<EngineTarget>,
     /// Source model, for checks that compare with it
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
@@ -52,8 +52,8 @@ pub struct Args {
 ///
 /// # Errors
 /// A message with the accepted values.
-pub fn target(text: &str) -> Result<Target, String> {
-    Target::parse(text).map_err(|error| error.to_string())
+pub fn target(text: &str) -> Result<EngineTarget, String> {
+    EngineTarget::parse(text).map_err(|error| error.to_string())
 }
 
 impl Args {

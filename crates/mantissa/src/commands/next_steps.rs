@@ -7,7 +7,7 @@ use std::path::Path;
 use mantissa_advise::subject;
 pub use mantissa_jobs::escape::quoted;
 use mantissa_jobs::memory;
-use mantissa_plan::contract::{Engine, Target, installs, loads_in};
+use mantissa_plan::contract::{Engine, EngineTarget, installs, loads_in};
 use mantissa_quant::Plan;
 use mantissa_store::convention::{ModelFiles, gguf};
 use serde::Serialize;
@@ -26,13 +26,19 @@ pub struct NextSteps {
 
 impl NextSteps {
     /// Describes the output of `plan` at `out`, made from `model`, whose files are `source`, for `targets`.
-    pub fn new(plan: &Plan, model: &ModelPath, source: &ModelFiles, out: &Path, targets: &[Target]) -> Self {
+    pub fn new(
+        plan: &Plan,
+        model: &ModelPath,
+        source: &ModelFiles,
+        out: &Path,
+        targets: &[EngineTarget],
+    ) -> Self {
         let subject = subject::of_plan(plan, source);
-        let command = |target: &Target| serve(target, &subject.convention, out);
+        let command = |target: &EngineTarget| serve(target, &subject.convention, out);
         let mut next: Vec<String> = targets.iter().map(command).collect();
         if next.is_empty() {
             let usual = if plan.container.is_one_file() { Engine::LLAMA_CPP } else { Engine::MANTISSA };
-            next.push(command(&Target { engine: usual, tp: 1, gpu: None }));
+            next.push(command(&EngineTarget { engine: usual, tp: 1, gpu: None }));
         }
         next.push(format!("mantissa report {}{}", quoted(out), reference(model, source)));
         NextSteps { loads_in: loads_in(&subject), next }
@@ -60,7 +66,7 @@ fn reference(model: &ModelPath, source: &ModelFiles) -> String {
 
 /// Returns the command that runs the model at `out`, in the format `convention`, in an engine. A command that installs
 /// what the engine needs for the format comes before it.
-pub fn serve(target: &Target, convention: &str, out: &Path) -> String {
+pub fn serve(target: &EngineTarget, convention: &str, out: &Path) -> String {
     let command = target.engine.command(&quoted(out), target.tp);
     let command = command.unwrap_or_else(|| transformers(convention, out));
     installs(target.engine, convention).map(|install| format!("{install} && ")).collect::<String>() + &command
@@ -94,7 +100,7 @@ mod tests {
     #[test]
     fn commands_name_the_engine_and_split_as_asked() {
         let serve = |text: &str, format: &str, path: &str| {
-            Target::parse(text).ok().map(|target| serve(&target, format, Path::new(path)))
+            EngineTarget::parse(text).ok().map(|target| serve(&target, format, Path::new(path)))
         };
         let command = |text: &str| serve(text, "compressed-tensors", "out");
         assert_eq!(command("vllm:tp=2").as_deref(), Some("vllm serve out --tensor-parallel-size 2"));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_model::ModelConfig;
 use mantissa_num::round::random_u32;
 use mantissa_num::{Given, Scheme, quantize};
-use mantissa_store::convention::{Beside, LinearPlan, gpt_oss, native};
+use mantissa_store::convention::{LinearPlan, SideTensors, gpt_oss, native};
 use mantissa_store::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
@@ -156,7 +156,7 @@ fn native(name: &'static str, scheme: &str) -> Subject {
     let w: Vec<f32> = (0..rows * cols).map(|i| ((i * i % 997) as f32 * 0.37).sin() * 0.1).collect();
     let q = quantize(&scheme, &w, rows, cols, Given::default()).unwrap();
     let plan = LinearPlan::new(MODULE, &scheme, None, (rows, cols));
-    let bytes = native::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+    let bytes = native::CONTAINER.tensors(&plan, &q, SideTensors::Nothing).unwrap();
     let tensors = native::CONTAINER.specs(&plan).unwrap().into_iter().zip(bytes);
     let tensors =
         tensors.map(|(spec, (name, bytes))| Tensor::new(name, spec.dtype, &spec.shape, bytes)).collect();

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use mantissa_methods::e2e::{self, EndToEnd};
-use mantissa_methods::options::{Setting, TableSpec};
+use mantissa_methods::options::{Named, spec};
 use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
 use mantissa_train::config::declared::section;
@@ -124,51 +124,37 @@ pub fn recipes() -> String {
 /// The tables of methods and transforms in recipe files, with their keys.
 pub fn keys() -> String {
     let scheme = Scheme::int_symmetric(4, Blocks::Row);
-    let methods = METHODS.iter().map(|row| {
-        let method = (row.new)(&scheme);
-        Owner { name: row.name, tables: method.tables(), settings: method.settings() }
-    });
-    let transforms = TRANSFORMS.iter().map(|row| {
-        let transform = (row.new)();
-        Owner { name: row.name, tables: transform.tables(), settings: transform.settings() }
-    });
-    let tuning = Owner { name: "+e2e", tables: &[e2e::TABLE], settings: EndToEnd::DEFAULT.settings() };
-    let owners: Vec<Owner> = methods.chain(transforms).chain([tuning]).collect();
-    let mut page = "| table | key | default | meaning |\n|---|---|---|---|\n".to_owned();
-    for table in registry::tables().into_iter().chain(registry::transform_tables()).chain([e2e::TABLE]) {
-        let users: Vec<_> =
-            owners.iter().filter(|owner| owner.tables.iter().any(|own| own.name == table.name)).collect();
-        let names: Vec<_> = users.iter().map(|owner| format!("`{}`", owner.name)).collect();
-        writeln!(page, "| `[{}]` | | | with {} |", table.name, names.join(", ")).unwrap();
+    let methods = METHODS.iter().map(|row| (row.name, (row.new)(&scheme))).collect::<Vec<_>>();
+    let transforms = TRANSFORMS.iter().map(|row| (row.name, (row.new)())).collect::<Vec<_>>();
+    let tuning: Named<'_> = (e2e::NAME, &EndToEnd::DEFAULT);
+    let mut owners = methods.iter().map(|(name, method)| (*name, method.tables())).collect::<Vec<_>>();
+    owners.extend(transforms.iter().map(|(name, transform)| (*name, transform.tables())));
+    owners.push(("+e2e", vec![tuning]));
+    let mut page = "| table | key | default | values | meaning |\n|---|---|---|---|---|\n".to_owned();
+    for table in registry::tables().into_iter().chain(registry::transform_tables()).chain([spec(tuning)]) {
+        let users: Vec<_> = owners
+            .iter()
+            .flat_map(|(owner, tables)| tables.iter().map(move |own| (*owner, own)))
+            .filter(|(_, (name, _))| *name == table.name)
+            .collect();
+        let names: Vec<_> = users.iter().map(|(owner, _)| format!("`{owner}`")).collect();
+        writeln!(page, "| `[{}]` | | | | with {} |", table.name, names.join(", ")).unwrap();
         for key in table.keys {
-            writeln!(
-                page,
-                "| | `{}` | {} | {} |",
-                key.name,
-                defaults(&users, table.name, key.name),
-                key.help
-            )
-            .unwrap();
+            let defaults = defaults(&users, key.name);
+            writeln!(page, "| | `{}` | {defaults} | {} | {} |", key.name, key.allowed, key.help).unwrap();
         }
     }
     page
 }
 
-/// A method or transform with its tables and defaults.
-struct Owner {
-    name: &'static str,
-    tables: &'static [TableSpec],
-    settings: Vec<Setting>,
-}
-
 /// The default of a key; where methods that share a table differ, each with its name.
-fn defaults(users: &[&Owner], table: &str, key: &str) -> String {
+fn defaults(users: &[(&str, &Named<'_>)], key: &str) -> String {
     let mut found: Vec<(String, &str)> = Vec::new();
-    for owner in users {
-        let set = owner.settings.iter().find(|set| set.table == table && set.key == key);
-        let value = set.map(|set| format!("`{}`", set.value));
+    for (owner, (_, options)) in users {
+        let value = options.values().into_iter().find(|(name, _)| *name == key);
+        let value = value.map(|(_, value)| format!("`{value}`"));
         if let Some(value) = value.filter(|value| found.iter().all(|(known, _)| known != value)) {
-            found.push((value, owner.name));
+            found.push((value, owner));
         }
     }
     match found.as_slice() {

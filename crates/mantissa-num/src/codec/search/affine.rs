@@ -5,7 +5,7 @@ use super::sub_blocks::{Coder, SubBlocks, nearest};
 use super::{INFINITE, LANES, Lanes, MOST, Target, extremes, inverse, least, round, total, uneven};
 
 /// Differences between the types.
-struct Kind {
+struct AffineType {
     /// Elements of a sub-block.
     sub: usize,
     /// The largest code.
@@ -26,11 +26,30 @@ struct Kind {
     rounds: usize,
 }
 
-const Q2_K: Kind =
-    Kind { sub: 16, codes: 3.0, levels: 15.0, to: 1.2, step: 0.16, cuts: 16, fits: 3, starts: 3, rounds: 5 };
-const Q4_K: Kind =
-    Kind { sub: 32, codes: 15.0, levels: 63.0, to: 2.2, step: 0.36, cuts: 12, fits: 2, starts: 1, rounds: 2 };
-const Q5_K: Kind = Kind { codes: 31.0, to: 4.3, step: 0.5, cuts: 16, fits: 3, starts: 2, rounds: 3, ..Q4_K };
+const Q2_K: AffineType = AffineType {
+    sub: 16,
+    codes: 3.0,
+    levels: 15.0,
+    to: 1.2,
+    step: 0.16,
+    cuts: 16,
+    fits: 3,
+    starts: 3,
+    rounds: 5,
+};
+const Q4_K: AffineType = AffineType {
+    sub: 32,
+    codes: 15.0,
+    levels: 63.0,
+    to: 2.2,
+    step: 0.36,
+    cuts: 12,
+    fits: 2,
+    starts: 1,
+    rounds: 2,
+};
+const Q5_K: AffineType =
+    AffineType { codes: 31.0, to: 4.3, step: 0.5, cuts: 16, fits: 3, starts: 2, rounds: 3, ..Q4_K };
 
 #[inline(always)]
 pub(super) fn encode_q2_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
@@ -49,7 +68,7 @@ pub(super) fn encode_q5_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8])
 
 /// Each sub-block's scale and minimum, and the sums of its codes.
 #[derive(Clone, Copy)]
-struct Fit<V> {
+struct SubBlockFit<V> {
     s: V,
     m: V,
     /// `sum w q²` and `sum w q`.
@@ -66,7 +85,7 @@ struct Sums<V> {
 
 /// Candidate for the whole block.
 #[derive(Clone, Copy)]
-struct Choice<V> {
+struct BlockCandidate<V> {
     d: (u16, f32),
     dmin: (u16, f32),
     scales: V,
@@ -97,16 +116,16 @@ impl<L: Lanes> Coder<L> for Steps<L::V> {
 }
 
 /// Constant state during the search of a block.
-struct Job<'a, L: Lanes> {
+struct BlockSearch<'a, L: Lanes> {
     l: L,
-    kind: &'a Kind,
+    kind: &'a AffineType,
     target: &'a Target,
     parts: SubBlocks<L>,
     sums: Sums<L::V>,
 }
 
 #[inline(always)]
-fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
+fn search<L: Lanes>(l: L, kind: &AffineType, target: &Target) -> SuperBlock {
     let subs = MOST / kind.sub;
     let (low, high) = extremes(l, &target.x);
     if target.beyond(high, kind.levels * kind.codes) || target.beyond(-low, kind.levels) {
@@ -114,14 +133,14 @@ fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
     }
     let parts = SubBlocks::new(l, target, kind.sub);
     let (w, x) = parts.sums(l);
-    let job = Job { l, kind, target, parts, sums: Sums { w, x } };
+    let job = BlockSearch { l, kind, target, parts, sums: Sums { w, x } };
     let fit = job.fit();
     let (s, m) = (l.to_array(fit.s), l.to_array(fit.m));
     let mut starts = [(0.0, 0.0); LANES];
     let many = uneven(&s[..subs]) || uneven(&m[..subs]);
     let starts = &mut starts[..if many { LANES } else { kind.starts }];
     job.choose_scales(&fit, starts);
-    let mut best: Option<Choice<L::V>> = None;
+    let mut best: Option<BlockCandidate<L::V>> = None;
     for &mut (d, dmin) in starts {
         let choice = job.descend((target.half(d.into()), target.half(dmin.into())), (fit.s, fit.m));
         if best.is_none_or(|best| choice.error < best.error) {
@@ -138,7 +157,7 @@ fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
     }
 }
 
-impl<L: Lanes> Job<'_, L> {
+impl<L: Lanes> BlockSearch<'_, L> {
     /// Alternates from two f16 scales: the sub-blocks' integers, then the f16 scales by least squares, while the
     /// error falls.
     #[inline(always)]
@@ -146,9 +165,9 @@ impl<L: Lanes> Job<'_, L> {
         &self,
         (mut d, mut dmin): ((u16, f32), (u16, f32)),
         (mut s, mut m): (L::V, L::V),
-    ) -> Choice<L::V> {
+    ) -> BlockCandidate<L::V> {
         let zero = self.l.splat(0.0);
-        let mut best = Choice { d, dmin, scales: zero, mins: zero, error: f32::INFINITY };
+        let mut best = BlockCandidate { d, dmin, scales: zero, mins: zero, error: f32::INFINITY };
         for round in 1..=self.kind.rounds {
             let next = self.choose_integers(d, dmin, s, m);
             if next.error >= best.error {
@@ -174,7 +193,7 @@ impl<L: Lanes> Job<'_, L> {
     /// scale whose integers fit all scales and minima best. With errors `ds` and `dm`, the loss of a sub-block grows
     /// by `ds² sum w q² - 2 ds dm sum w q + dm² sum w`.
     #[inline(always)]
-    fn choose_scales(&self, fit: &Fit<L::V>, best: &mut [(f32, f32)]) {
+    fn choose_scales(&self, fit: &SubBlockFit<L::V>, best: &mut [(f32, f32)]) {
         let (l, subs) = (self.l, MOST / self.kind.sub);
         let (s, m) = (l.to_array(fit.s), l.to_array(fit.m));
         let (qq, q) = (l.to_array(fit.qq), l.to_array(fit.q));
@@ -218,13 +237,13 @@ impl<L: Lanes> Job<'_, L> {
     /// Codes for several cuts of the range; then for each the scale and minimum by least squares, then the codes
     /// again.
     #[inline(always)]
-    fn fit(&self) -> Fit<L::V> {
+    fn fit(&self) -> SubBlockFit<L::V> {
         let (l, kind) = (self.l, self.kind);
         let zero = l.splat(0.0);
         let (low, high) = self.parts.extremes(l);
         let least = l.sub(zero, low);
         let unit = inverse(l, l.greater(zero, l.sub(high, low)));
-        let mut best = Fit { s: zero, m: least, qq: zero, q: zero };
+        let mut best = SubBlockFit { s: zero, m: least, qq: zero, q: zero };
         // The gain of a sub-block with equal elements is never compared.
         let mut gain = l.if_less(zero, unit, l.splat(-f32::MAX), l.splat(f32::MAX));
         for cut in 0..kind.cuts {
@@ -234,7 +253,7 @@ impl<L: Lanes> Job<'_, L> {
                 let (fit, gained) = self.least_squares(inv, m);
                 // Among cuts with equal gain the first wins, independent of last-bit differences.
                 let gained = l.mul(gained, l.splat(1.0 - cut as f32 * f32::EPSILON));
-                best = Fit {
+                best = SubBlockFit {
                     s: l.if_less(gain, gained, fit.s, best.s),
                     m: l.if_less(gain, gained, fit.m, best.m),
                     qq: l.if_less(gain, gained, fit.qq, best.qq),
@@ -252,7 +271,7 @@ impl<L: Lanes> Job<'_, L> {
     /// Scale and minimum by least squares for the codes `round((x + m)·inv)`, and the reduction from `sum w x²` to
     /// `sum w (x - y)²`.
     #[inline(always)]
-    fn least_squares(&self, inv: L::V, m: L::V) -> (Fit<L::V>, L::V) {
+    fn least_squares(&self, inv: L::V, m: L::V) -> (SubBlockFit<L::V>, L::V) {
         let (l, zero, tiny) = (self.l, self.l.splat(0.0), self.l.splat(1e-30));
         let Sums { w, x } = self.sums;
         let (q, qq, xq) = self.parts.moments(
@@ -268,13 +287,13 @@ impl<L: Lanes> Job<'_, L> {
         let s = l.greater(zero, l.mul(scaled, one_over));
         let offset = l.mul(l.lesser(zero, above), one_over);
         let gained = l.add(l.mul(s, xq), l.mul(offset, x));
-        (Fit { s, m: l.sub(zero, offset), qq, q }, gained)
+        (SubBlockFit { s, m: l.sub(zero, offset), qq, q }, gained)
     }
 
     /// Integers of every sub-block for given f16 scales: of four times four around `s / d` and `m / dmin`, those with
     /// the least decoding error.
     #[inline(always)]
-    fn choose_integers(&self, d: (u16, f32), dmin: (u16, f32), s: L::V, m: L::V) -> Choice<L::V> {
+    fn choose_integers(&self, d: (u16, f32), dmin: (u16, f32), s: L::V, m: L::V) -> BlockCandidate<L::V> {
         let (l, kind) = (self.l, self.kind);
         let scale = below(l, s, d.1, kind.levels);
         let min = below(l, m, dmin.1, kind.levels);
@@ -294,12 +313,12 @@ impl<L: Lanes> Job<'_, L> {
                 error = l.if_less(found, error, found, error);
             }
         }
-        Choice { d, dmin, scales, mins, error: total(l, error) }
+        BlockCandidate { d, dmin, scales, mins, error: total(l, error) }
     }
 
     /// Codes under a candidate.
     #[inline(always)]
-    fn steps(&self, choice: &Choice<L::V>) -> Steps<L::V> {
+    fn steps(&self, choice: &BlockCandidate<L::V>) -> Steps<L::V> {
         let l = self.l;
         let step = l.mul(l.splat(choice.d.1), choice.scales);
         let offset = l.mul(l.splat(choice.dmin.1), choice.mins);
@@ -309,7 +328,7 @@ impl<L: Lanes> Job<'_, L> {
 
     /// The two f16 scales by least squares for fixed integers and codes: `x ~ d·(L q) - dmin·M`.
     #[inline(always)]
-    fn refit(&self, choice: &Choice<L::V>) -> (f64, f64) {
+    fn refit(&self, choice: &BlockCandidate<L::V>) -> (f64, f64) {
         let l = self.l;
         let (q, qq, xq) = self.parts.moments(l, &self.steps(choice));
         let (q, qq, xq) = (l.to_array(q), l.to_array(qq), l.to_array(xq));

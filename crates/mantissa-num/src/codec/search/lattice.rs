@@ -3,7 +3,7 @@
 use super::super::CodecId;
 use super::super::grids;
 use super::super::iq::{self, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, Lattice};
-use super::span::{Choice, Kind, Met, meet, planes};
+use super::span::{LatticeType, Met, SignsOrShift, meet, planes};
 use super::{INFINITE, LANES, Lanes, MOST, Target, inverse, least, round};
 
 static IQ2_XXS_PLANES: [[f32; LANES]; 128] = planes(&grids::IQ2_XXS, 8, 2, &IQ2_LEVELS);
@@ -12,7 +12,7 @@ static IQ2_S_PLANES: [[f32; LANES]; 512] = planes(&grids::IQ2_S, 8, 2, &IQ2_LEVE
 static IQ3_XXS_PLANES: [[f32; LANES]; 64] = planes(&grids::IQ3_XXS, 4, 3, &IQ3_XXS_LEVELS);
 static IQ3_S_PLANES: [[f32; LANES]; 128] = planes(&grids::IQ3_S, 4, 3, &IQ3_S_LEVELS);
 
-const IQ2_XXS: Kind = Kind {
+const IQ2_XXS: LatticeType = LatticeType {
     span: 32,
     coords: 8,
     planes: &IQ2_XXS_PLANES,
@@ -22,11 +22,12 @@ const IQ2_XXS: Kind = Kind {
     levels: &[IQ2_LEVELS[0], IQ2_LEVELS[1], IQ2_LEVELS[2]],
     from: 0.55,
     step: 0.05,
-    choice: Choice::EvenSigns,
+    choice: SignsOrShift::EvenSigns,
 };
-const IQ2_XS: Kind = Kind { span: 16, planes: &IQ2_XS_PLANES, ..IQ2_XXS };
-const IQ2_S: Kind = Kind { span: 16, planes: &IQ2_S_PLANES, choice: Choice::Signs, ..IQ2_XXS };
-const IQ3_XXS: Kind = Kind {
+const IQ2_XS: LatticeType = LatticeType { span: 16, planes: &IQ2_XS_PLANES, ..IQ2_XXS };
+const IQ2_S: LatticeType =
+    LatticeType { span: 16, planes: &IQ2_S_PLANES, choice: SignsOrShift::Signs, ..IQ2_XXS };
+const IQ3_XXS: LatticeType = LatticeType {
     span: 32,
     coords: 4,
     planes: &IQ3_XXS_PLANES,
@@ -35,10 +36,15 @@ const IQ3_XXS: Kind = Kind {
     levels: &IQ3_XXS_LEVELS,
     from: 0.7,
     step: 0.03,
-    choice: Choice::EvenSigns,
+    choice: SignsOrShift::EvenSigns,
 };
-const IQ3_S: Kind =
-    Kind { planes: &IQ3_S_PLANES, unit: 1.0, levels: &IQ3_S_LEVELS, choice: Choice::Signs, ..IQ3_XXS };
+const IQ3_S: LatticeType = LatticeType {
+    planes: &IQ3_S_PLANES,
+    unit: 1.0,
+    levels: &IQ3_S_LEVELS,
+    choice: SignsOrShift::Signs,
+    ..IQ3_XXS
+};
 
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(l: L, codec: CodecId, target: &mut Target, block: &mut [u8]) {
@@ -53,7 +59,7 @@ pub(super) fn encode<L: Lanes>(l: L, codec: CodecId, target: &mut Target, block:
 
 /// Searches a block.
 #[inline(always)]
-pub(super) fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> Lattice {
+pub(super) fn search<L: Lanes>(l: L, kind: &LatticeType, target: &Target) -> Lattice {
     let spans = MOST / kind.span;
     let reach = kind.levels[kind.levels.len() - 1] * kind.unit * (2.0 * kind.scales - 1.0);
     let mut out = Lattice::ZERO;
@@ -79,7 +85,7 @@ pub(super) fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> Lattice {
 
 /// Alternates from an f16 scale: the spans' integers and points, then the f16 scale for them, while the error falls.
 #[inline(always)]
-fn descend<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: [f32; 16]) -> Chosen {
+fn descend<L: Lanes>(l: L, kind: &LatticeType, target: &Target, d: (u16, f32), s: [f32; 16]) -> Chosen {
     const ROUNDS: usize = 3;
     let (mut d, mut s) = (d, s);
     let mut best = Chosen { d, scales: [0.0; 16], met: [Met::NOTHING; 16], error: f32::INFINITY };
@@ -99,7 +105,7 @@ fn descend<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: [f32;
 }
 
 #[inline(always)]
-fn part<'a>(kind: &Kind, target: &'a Target, span: usize) -> (&'a [f32], &'a [f32]) {
+fn part<'a>(kind: &LatticeType, target: &'a Target, span: usize) -> (&'a [f32], &'a [f32]) {
     let range = span * kind.span..(span + 1) * kind.span;
     (&target.x[range.clone()], &target.w[range])
 }
@@ -107,7 +113,7 @@ fn part<'a>(kind: &Kind, target: &'a Target, span: usize) -> (&'a [f32], &'a [f3
 /// Best scale of a single span. Sixteen scales with every element at its nearest level, ignoring the grid, give a
 /// first guess. From there, below and above, points and scale are fitted alternately.
 #[inline(always)]
-fn free_scale<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32]) -> (f32, Met) {
+fn free_scale<L: Lanes>(l: L, kind: &LatticeType, x: &[f32], w: &[f32]) -> (f32, Met) {
     let amax = x.iter().fold(0f32, |max, v| max.max(v.abs()));
     if amax == 0.0 {
         return (0.0, Met::NOTHING);
@@ -147,7 +153,7 @@ fn free_scale<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32]) -> (f32, Met) {
 
 /// Like [`super::choose_scales`], for odd multiples of the unit.
 #[inline(always)]
-fn choose_scale<L: Lanes>(l: L, kind: &Kind, s: &[f32], a: &[f32]) -> f32 {
+fn choose_scale<L: Lanes>(l: L, kind: &LatticeType, s: &[f32], a: &[f32]) -> f32 {
     let largest = s.iter().fold(0f32, |max, &v| max.max(v)) / kind.unit;
     if largest == 0.0 {
         return 0.0;
@@ -180,7 +186,13 @@ struct Chosen {
 
 /// Integers of every span for a given f16 scale: the better of the two next to its own scale.
 #[inline(always)]
-fn choose_integers<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: &[f32; 16]) -> Chosen {
+fn choose_integers<L: Lanes>(
+    l: L,
+    kind: &LatticeType,
+    target: &Target,
+    d: (u16, f32),
+    s: &[f32; 16],
+) -> Chosen {
     let mut chosen = Chosen { d, scales: [0.0; 16], met: [Met::NOTHING; 16], error: 0.0 };
     for span in 0..MOST / kind.span {
         let (x, w) = part(kind, target, span);
@@ -202,7 +214,7 @@ fn choose_integers<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), 
 
 /// f16 scale by least squares for fixed integers and points.
 #[inline(always)]
-fn refit(kind: &Kind, chosen: &Chosen) -> f64 {
+fn refit(kind: &LatticeType, chosen: &Chosen) -> f64 {
     let (mut squares, mut products) = (0f64, 0f64);
     for (scale, met) in chosen.scales.iter().zip(&chosen.met) {
         let factor = f64::from(kind.unit * (2.0 * scale + 1.0));

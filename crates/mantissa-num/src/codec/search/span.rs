@@ -10,7 +10,7 @@ use super::{LANES, Lanes, least};
 type Planes = [[f32; LANES]];
 
 /// Differences between the types.
-pub(super) struct Kind {
+pub(super) struct LatticeType {
     /// Elements that share a scale: 16 or 32.
     pub(super) span: usize,
     /// Coordinates of a point.
@@ -25,12 +25,12 @@ pub(super) struct Kind {
     /// First scales tried, in units of the largest element over the largest level: `from`, `from + step` …
     pub(super) from: f32,
     pub(super) step: f32,
-    pub(super) choice: Choice,
+    pub(super) choice: SignsOrShift,
 }
 
 /// Further choices of a span besides its points.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum SignsOrShift {
     /// Any signs.
     Signs,
     /// Signs with an even number of minus signs in every eight.
@@ -83,7 +83,7 @@ pub(super) const fn planes<const POINTS: usize, const OUT: usize>(
 
 /// Grid point nearest to `t` (one value per coordinate) under scale `s`.
 #[inline(always)]
-pub(super) fn nearest_point<L: Lanes>(l: L, kind: &Kind, t: &[f32], w: &[f32], s: f32) -> usize {
+pub(super) fn nearest_point<L: Lanes>(l: L, kind: &LatticeType, t: &[f32], w: &[f32], s: f32) -> usize {
     let (mut linear, mut square) = ([l.splat(0.0); 8], [l.splat(0.0); 8]);
     for i in 0..kind.coords {
         linear[i] = l.splat(-2.0 * s * w[i] * t[i]);
@@ -106,27 +106,27 @@ pub(super) fn nearest_point<L: Lanes>(l: L, kind: &Kind, t: &[f32], w: &[f32], s
 
 /// Coordinate `i` of a point.
 #[inline(always)]
-pub(super) fn coordinate(kind: &Kind, point: usize, i: usize) -> f32 {
+pub(super) fn coordinate(kind: &LatticeType, point: usize, i: usize) -> f32 {
     kind.planes[point / LANES * kind.coords + i][point % LANES]
 }
 
 /// Returns the fit of a span under scale `s`.
 #[inline(always)]
-pub(super) fn meet<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
+pub(super) fn meet<L: Lanes>(l: L, kind: &LatticeType, x: &[f32], w: &[f32], s: f32) -> Met {
     match kind.choice {
-        Choice::Signs | Choice::EvenSigns => signed(l, kind, x, w, s),
-        Choice::ShiftOfSpan | Choice::ShiftOfPoint => shifted(l, kind, x, w, s),
+        SignsOrShift::Signs | SignsOrShift::EvenSigns => signed(l, kind, x, w, s),
+        SignsOrShift::ShiftOfSpan | SignsOrShift::ShiftOfPoint => shifted(l, kind, x, w, s),
     }
 }
 
 /// Points and signs of a span.
 #[inline(always)]
-fn signed<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
+fn signed<L: Lanes>(l: L, kind: &LatticeType, x: &[f32], w: &[f32], s: f32) -> Met {
     let mut met = Met::NOTHING;
     for (eight, (x, w)) in x.chunks_exact(8).zip(w.chunks_exact(8)).enumerate() {
         let mut t: [f32; 8] = std::array::from_fn(|i| x[i].abs());
         let mut signs = (0..8).fold(0, |signs, i| signs | u8::from(x[i] < 0.0) << i);
-        if kind.choice == Choice::EvenSigns && signs.count_ones() % 2 == 1 {
+        if kind.choice == SignsOrShift::EvenSigns && signs.count_ones() % 2 == 1 {
             let flipped = cheapest_flip(kind, &t, w, s);
             t[flipped] = -t[flipped];
             signs ^= 1 << flipped;
@@ -152,7 +152,7 @@ fn signed<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
 /// Points and shifts of a span under scale `s`: each point with either shift, then the better one per point or for
 /// the whole span.
 #[inline(always)]
-fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
+fn shifted<L: Lanes>(l: L, kind: &LatticeType, x: &[f32], w: &[f32], s: f32) -> Met {
     const SHIFTS: [f32; 2] = [IQ1_DELTA, -IQ1_DELTA];
     let mut mets = [Met::NOTHING; 2];
     for (eight, (x, w)) in x.chunks_exact(8).zip(w.chunks_exact(8)).enumerate() {
@@ -172,7 +172,7 @@ fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
         }
         let better = usize::from(found[1].error < found[0].error);
         for (i, met) in mets.iter_mut().enumerate() {
-            let one = &found[if kind.choice == Choice::ShiftOfPoint { better } else { i }];
+            let one = &found[if kind.choice == SignsOrShift::ShiftOfPoint { better } else { i }];
             met.span.points[eight] = one.span.points[0];
             met.span.bits[eight] = one.span.bits[0];
             met.xq += one.xq;
@@ -185,7 +185,7 @@ fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
 
 /// Element whose wrong sign costs least: it gets the lowest level with the other sign.
 #[inline(always)]
-fn cheapest_flip(kind: &Kind, t: &[f32; 8], w: &[f32], s: f32) -> usize {
+fn cheapest_flip(kind: &LatticeType, t: &[f32; 8], w: &[f32], s: f32) -> usize {
     let lowest = s * kind.levels[0];
     let mut best = (0, f32::INFINITY);
     for i in 0..8 {

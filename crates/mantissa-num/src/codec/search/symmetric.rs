@@ -50,7 +50,7 @@ impl Element for Table {
 }
 
 /// Differences between the types with sub-blocks.
-struct Kind {
+struct SymmetricType {
     /// Elements of a sub-block.
     sub: usize,
     /// The least and the largest integer scale.
@@ -69,7 +69,7 @@ struct Kind {
     later: (i32, i32),
 }
 
-const Q3_K: Kind = Kind {
+const Q3_K: SymmetricType = SymmetricType {
     sub: 16,
     scales: (-32.0, 31.0),
     step: 0.4,
@@ -80,7 +80,7 @@ const Q3_K: Kind = Kind {
     reach: (-7, 8),
     later: (-7, 8),
 };
-const Q6_K: Kind = Kind {
+const Q6_K: SymmetricType = SymmetricType {
     sub: 16,
     scales: (-128.0, 127.0),
     step: 0.4,
@@ -91,7 +91,7 @@ const Q6_K: Kind = Kind {
     reach: (-7, 8),
     later: (-2, 2),
 };
-const IQ4_XS: Kind = Kind {
+const IQ4_XS: SymmetricType = SymmetricType {
     sub: 32,
     scales: (-32.0, 31.0),
     step: 0.4,
@@ -126,14 +126,14 @@ pub(super) fn encode_iq4_xs<L: Lanes>(l: L, target: &mut Target, block: &mut [u8
 
 /// Each sub-block's scale, and `sum w q²`.
 #[derive(Clone, Copy)]
-struct Fit<V> {
+struct SubBlockFit<V> {
     s: V,
     qq: V,
 }
 
 /// Candidate for the whole block.
 #[derive(Clone, Copy)]
-struct Choice<V> {
+struct BlockCandidate<V> {
     d: (u16, f32),
     scales: V,
     error: f32,
@@ -166,26 +166,26 @@ impl<E: Element, L: Lanes> Coder<L> for Steps<E, L::V> {
 }
 
 /// Constant state during the search of a block.
-struct Job<'a, L: Lanes> {
+struct BlockSearch<'a, L: Lanes> {
     l: L,
-    kind: &'a Kind,
+    kind: &'a SymmetricType,
     target: &'a Target,
     parts: SubBlocks<L>,
 }
 
 #[inline(always)]
-fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
+fn search<L: Lanes, E: Element>(l: L, kind: &SymmetricType, target: &Target) -> SuperBlock {
     let subs = MOST / kind.sub;
     if target.beyond(target.amax, -E::RANGE.0 * -kind.scales.0) {
         return SuperBlock { d: INFINITE, ..SuperBlock::ZERO };
     }
-    let job = Job { l, kind, target, parts: SubBlocks::new(l, target, kind.sub) };
+    let job = BlockSearch { l, kind, target, parts: SubBlocks::new(l, target, kind.sub) };
     let fit = job.fit::<E>();
     let (s, qq) = (l.to_array(fit.s), l.to_array(fit.qq));
     let mut starts = [0.0; LANES];
     let starts = &mut starts[..if uneven(&s[..subs]) { LANES } else { kind.starts }];
     choose_scales(l, &s[..subs], &qq[..subs], kind.scales.0, -kind.step, starts);
-    let mut best = Choice { d: (0, 0.0), scales: l.splat(0.0), error: f32::INFINITY };
+    let mut best = BlockCandidate { d: (0, 0.0), scales: l.splat(0.0), error: f32::INFINITY };
     for d in starts {
         let choice = job.descend::<E>(target.half((*d).into()), fit.s);
         if choice.error < best.error {
@@ -200,11 +200,11 @@ fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBloc
     }
 }
 
-impl<L: Lanes> Job<'_, L> {
+impl<L: Lanes> BlockSearch<'_, L> {
     /// Alternates from an f16 scale: the sub-blocks' integers, then the f16 scale for them, while the error falls.
     #[inline(always)]
-    fn descend<E: Element>(&self, mut d: (u16, f32), mut s: L::V) -> Choice<L::V> {
-        let mut best = Choice { d, scales: self.l.splat(0.0), error: f32::INFINITY };
+    fn descend<E: Element>(&self, mut d: (u16, f32), mut s: L::V) -> BlockCandidate<L::V> {
+        let mut best = BlockCandidate { d, scales: self.l.splat(0.0), error: f32::INFINITY };
         for round in 1..=self.kind.rounds {
             // Later rounds start from integers that were best for almost the same block scale.
             let (from, to) = if round == 1 { self.kind.reach } else { self.kind.later };
@@ -229,12 +229,12 @@ impl<L: Lanes> Job<'_, L> {
     /// to either end of the codes times `to`, `to - step` …, finest first: among equally good ones the smaller scale
     /// leaves more range to the other sub-blocks.
     #[inline(always)]
-    fn fit<E: Element>(&self) -> Fit<L::V> {
+    fn fit<E: Element>(&self) -> SubBlockFit<L::V> {
         let (l, (to, step)) = (self.l, self.kind.guesses);
         let (zero, tiny) = (l.splat(0.0), l.splat(1e-30));
         let (low, high) = self.parts.extremes(l);
         let unit = inverse(l, l.if_less(high, l.sub(zero, low), low, high));
-        let (mut best, mut gain) = (Fit { s: zero, qq: zero }, zero);
+        let (mut best, mut gain) = (SubBlockFit { s: zero, qq: zero }, zero);
         for guess in 0..GUESSES {
             // Alternate between both ends of the codes.
             let end = if guess % 2 == 0 { E::RANGE.0 } else { E::RANGE.1 };
@@ -244,8 +244,10 @@ impl<L: Lanes> Job<'_, L> {
                 let s = l.div(xq, l.greater(tiny, qq));
                 // Among guesses with equal gain the first wins, independent of last-bit differences.
                 let gained = l.mul(l.mul(s, xq), l.splat(1.0 - guess as f32 * f32::EPSILON));
-                best =
-                    Fit { s: l.if_less(gain, gained, s, best.s), qq: l.if_less(gain, gained, qq, best.qq) };
+                best = SubBlockFit {
+                    s: l.if_less(gain, gained, s, best.s),
+                    qq: l.if_less(gain, gained, qq, best.qq),
+                };
                 gain = l.greater(gain, gained);
                 if pass < self.kind.fits {
                     inv = inverse(l, s);
@@ -258,7 +260,13 @@ impl<L: Lanes> Job<'_, L> {
     /// Integers of every sub-block for a given f16 scale: of those around `s / d`, the one with the least decoding
     /// error.
     #[inline(always)]
-    fn choose_integers<E: Element>(&self, d: (u16, f32), s: L::V, from: i32, to: i32) -> Choice<L::V> {
+    fn choose_integers<E: Element>(
+        &self,
+        d: (u16, f32),
+        s: L::V,
+        from: i32,
+        to: i32,
+    ) -> BlockCandidate<L::V> {
         let (l, (low, high)) = (self.l, self.kind.scales);
         let inverse_d = if d.1 == 0.0 { 0.0 } else { (1.0 / d.1).clamp(-f32::MAX, f32::MAX) };
         let middle = nearest(l, l.mul(s, l.splat(inverse_d)), low, high);
@@ -272,19 +280,19 @@ impl<L: Lanes> Job<'_, L> {
             scales = l.if_less(found, error, scale, scales);
             error = l.if_less(found, error, found, error);
         }
-        Choice { d, scales, error: total(l, error) }
+        BlockCandidate { d, scales, error: total(l, error) }
     }
 
     /// Codes under a candidate.
     #[inline(always)]
-    fn steps<E: Element>(&self, choice: &Choice<L::V>) -> Steps<E, L::V> {
+    fn steps<E: Element>(&self, choice: &BlockCandidate<L::V>) -> Steps<E, L::V> {
         let step = self.l.mul(self.l.splat(choice.d.1), choice.scales);
         Steps::new(step, inverse(self.l, step))
     }
 
     /// f16 scale by least squares for fixed integers and codes.
     #[inline(always)]
-    fn refit<E: Element>(&self, choice: &Choice<L::V>) -> f64 {
+    fn refit<E: Element>(&self, choice: &BlockCandidate<L::V>) -> f64 {
         let l = self.l;
         let (_, qq, xq) = self.parts.moments(l, &self.steps::<E>(choice));
         let (scales, qq, xq) = (l.to_array(choice.scales), l.to_array(qq), l.to_array(xq));

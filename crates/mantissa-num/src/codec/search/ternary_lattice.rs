@@ -3,12 +3,12 @@
 use super::super::grids;
 use super::super::iq;
 use super::lattice::search;
-use super::span::{Choice, Kind, planes};
+use super::span::{LatticeType, SignsOrShift, planes};
 use super::{LANES, Lanes, Target};
 
 static PLANES: [[f32; LANES]; 1024] = planes(&grids::IQ1, 8, 2, &[-1.0, 0.0, 1.0, 0.0]);
 
-const IQ1_S: Kind = Kind {
+const IQ1_S: LatticeType = LatticeType {
     span: 32,
     coords: 8,
     planes: &PLANES,
@@ -18,9 +18,9 @@ const IQ1_S: Kind = Kind {
     levels: &[0.0, 1.0],
     from: 0.3,
     step: 0.045,
-    choice: Choice::ShiftOfSpan,
+    choice: SignsOrShift::ShiftOfSpan,
 };
-const IQ1_M: Kind = Kind { span: 16, choice: Choice::ShiftOfPoint, ..IQ1_S };
+const IQ1_M: LatticeType = LatticeType { span: 16, choice: SignsOrShift::ShiftOfPoint, ..IQ1_S };
 
 #[inline(always)]
 pub(super) fn encode_iq1_s<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {

@@ -4,10 +4,10 @@ use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs};
 use super::super::sources::EXLLAMA;
-use super::super::subject::Kind;
+use super::super::subject::FormatClass;
 use crate::hardware::Maker;
 
-use Kind::IntWeights;
+use FormatClass::IntWeights;
 use Severity::{Refused, Wrong};
 
 pub(super) static ENGINE: Engine = Engine {

@@ -2,10 +2,10 @@
 
 use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
-use super::super::subject::{Kind, Observed};
+use super::super::subject::{FormatClass, Observed};
 use crate::hardware::Maker;
 
-use Kind::{Blocks, Mxfp4, Nvfp4};
+use FormatClass::{Blocks, Mxfp4, Nvfp4};
 use Severity::{Refused, Warning, Wrong};
 
 pub(super) static ENGINE: Engine = Engine {

@@ -3,11 +3,11 @@
 use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
-use super::super::subject::Kind;
+use super::super::subject::FormatClass;
 use crate::hardware::Maker;
 
+use FormatClass::{Fp8Tiles, IntWeights, Mxfp4};
 use Inputs::{Fp8Group, None};
-use Kind::{Fp8Tiles, IntWeights, Mxfp4};
 use Scales::Group;
 use Severity::{Refused, Wrong};
 

@@ -4,11 +4,11 @@ use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::sources::MLX_OPS;
-use super::super::subject::Kind;
+use super::super::subject::FormatClass;
 use crate::hardware::Maker;
 
+use FormatClass::{IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Inputs::None;
-use Kind::{IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Scales::Group;
 use Severity::Refused;
 

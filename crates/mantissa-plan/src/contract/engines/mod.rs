@@ -56,8 +56,8 @@ impl Engine {
     /// Source of the claim that the engine loads `convention`: the source of its rule about the format's schemes, or
     /// about formats.
     pub fn source(&'static self, convention: &str) -> &'static str {
-        let of_format = self.own_rules().find(|rule| rule.conventions.contains(&convention));
-        of_format.or_else(|| self.own_rules().next()).map_or("", |rule| rule.source)
+        let format_rule = self.own_rules().find(|rule| rule.conventions.contains(&convention));
+        format_rule.or_else(|| self.own_rules().next()).map_or("", |rule| rule.source)
     }
 }
 

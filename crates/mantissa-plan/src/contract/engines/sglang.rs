@@ -4,11 +4,11 @@ use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::sources::MARLIN_KERNEL;
-use super::super::subject::Kind;
+use super::super::subject::FormatClass;
 use crate::hardware::Maker;
 
+use FormatClass::{Book, Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Inputs::{Fp8Dynamic, Fp8Group, Fp8Static, Fp8Token, Int8Static, Int8Token, Mx, None};
-use Kind::{Book, Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Scales::{Group, Row, Tensor};
 use Severity::Refused;
 

@@ -4,7 +4,7 @@ use mantissa_num::Scheme;
 
 use super::super::case::Case;
 use super::super::tests::subject;
-use super::super::{Input, Observation, Observed, Subject, Target, lint, rules};
+use super::super::{EngineTarget, Input, Observation, Observed, Subject, lint, rules};
 use super::{ENGINES, Engine};
 use crate::hardware::Gpu;
 
@@ -46,10 +46,10 @@ fn shared_rules_are_those_that_engines_name() {
 }
 
 /// Describes the model, and the engine that it is linted for.
-fn build(case: &Case, engine: &'static Engine) -> (Subject, Target) {
+fn build(case: &Case, engine: &'static Engine) -> (Subject, EngineTarget) {
     let scheme = if case.weights.is_empty() { "int4-g128" } else { case.weights };
     let mut subject = subject(case.format, scheme);
-    let mut target = Target { engine, tp: 1, gpu: None };
+    let mut target = EngineTarget { engine, tp: 1, gpu: None };
     if case.weights.is_empty() {
         subject.linears.iter_mut().for_each(|linear| linear.stored = None);
     }
@@ -65,7 +65,7 @@ fn build(case: &Case, engine: &'static Engine) -> (Subject, Target) {
 }
 
 /// Applies one word of [`Case::options`].
-fn change(option: &str, subject: &mut Subject, target: &mut Target) {
+fn change(option: &str, subject: &mut Subject, target: &mut EngineTarget) {
     let down = |subject: &mut Subject| subject.linears.len() - 1;
     match option.split_once('=').unwrap_or((option, "")) {
         ("tp", n) => target.tp = n.parse().unwrap(),

@@ -3,11 +3,11 @@
 use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
-use super::super::subject::Kind;
+use super::super::subject::FormatClass;
 use crate::hardware::Maker;
 
+use FormatClass::{Book, Fp8Tiles, Int8, IntWeights, Mxfp4};
 use Inputs::{Fp8Group, None};
-use Kind::{Book, Fp8Tiles, Int8, IntWeights, Mxfp4};
 use Scales::{Group, Row};
 use Severity::Refused;
 
@@ -123,7 +123,7 @@ const RULES: &[Rule] = &[
         conventions: &["gguf"],
         severity: Refused,
         requires: "GGUF block types that gguf decodes (NVFP4 it does not)",
-        check: Check::Kinds(&[Kind::Blocks, Mxfp4]),
+        check: Check::Kinds(&[FormatClass::Blocks, Mxfp4]),
         source: "tests/interop/loads.py: transformers 5.23.0, gguf 0.19.0",
         fix: "use q4_k_m or q8_0",
     },

@@ -3,11 +3,11 @@
 use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
-use super::super::subject::{Kind, Observed};
+use super::super::subject::{FormatClass, Observed};
 use crate::hardware::Maker;
 
+use FormatClass::{Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Inputs::{Fp8Dynamic, Fp8Group, Fp8Static, Fp8Token, Int8Static, Int8Token, Mx, None};
-use Kind::{Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Scales::{Group, Row, Tensor};
 use Severity::{Refused, Warning};
 

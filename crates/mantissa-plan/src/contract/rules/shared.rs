@@ -4,9 +4,9 @@ use mantissa_num::CodecId;
 
 use super::super::rule::{Check, Rule, Severity};
 use super::super::sources::{EXLLAMA, MARLIN_KERNEL, MLX_OPS};
-use super::super::subject::{Kind, Observed};
+use super::super::subject::{FormatClass, Observed};
 
-use Kind::{Blocks, Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
+use FormatClass::{Blocks, Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Severity::{Refused, Warning, Wrong};
 
 const FUSED: &str =

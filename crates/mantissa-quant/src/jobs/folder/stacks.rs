@@ -45,7 +45,7 @@ impl Run<'_, '_> {
         Ok(reports)
     }
 
-    /// Returns the reports of a tensor that an earlier run wrote, if it wrote those of all its layers.
+    /// Returns the reports of a tensor that an earlier run wrote, if it wrote the reports of all its layers.
     fn recovered(&mut self, stacked: &Stacked<'_>) -> Result<Option<Vec<LayerReport>>> {
         if self.journal.recover(&stacked.stack.tensor, self.writer)?.is_none() {
             return Ok(None);

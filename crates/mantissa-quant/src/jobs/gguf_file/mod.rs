@@ -28,7 +28,7 @@ use crate::importance::Importance;
 use crate::layers::Layers;
 use crate::measure::hashes::SourceHashes;
 use crate::plan::{Cast, JoinedCast, Layout};
-use crate::plan::{Job, Plan, Use, work_of};
+use crate::plan::{Plan, Use, WeightJob, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
@@ -250,7 +250,7 @@ impl Run<'_, '_> {
         });
         let stored = own.as_deref().unwrap_or(stored);
         let columns = self.layout.order.columns(name).filter(|_| !stored.ends_with(".scale"));
-        if let (Some(columns), Job::Convert { .. }) = (columns, &self.plan.job) {
+        if let (Some(columns), WeightJob::Convert { .. }) = (columns, &self.plan.job) {
             // Codes that are kept are in the source's order.
             return Ok(self.writer.write(stored, &self.moved_blocks(name, columns, rows, bytes))?);
         }
@@ -401,11 +401,11 @@ impl Run<'_, '_> {
         S: WeightReader<Error = DenseError> + ?Sized,
     {
         let threads = self.plan.threads();
-        let of_tensor = |error: DenseError| error.of(self.source, &info.name, &info.name);
+        let with_name = |error: DenseError| error.of(self.source, &info.name, &info.name);
         let (q, stats) =
-            rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(of_tensor)?;
+            rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(with_name)?;
         if !stats.is_finite() {
-            refuse_overflow(scheme, values, rows * cols, threads).map_err(of_tensor)?;
+            refuse_overflow(scheme, values, rows * cols, threads).map_err(with_name)?;
         }
         let linear = LinearPlan::new(info.name.trim_end_matches(".weight"), scheme, None, (rows, cols));
         let tensors = gguf::tensors(&linear, &q)

@@ -1,7 +1,7 @@
 //! Checks that method, format, transform and calibration text fit one another.
 
 use mantissa_methods::MethodError;
-use mantissa_methods::method::{Feature, Fisher, Lack, Work};
+use mantissa_methods::method::{CalibrationGap, Feature, Fisher, Work};
 use mantissa_methods::transform::Change;
 use mantissa_model::{InputQuantizer, ModelConfig, Products, StoredAs};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
@@ -293,7 +293,7 @@ impl Request<'_> {
     fn few_tokens(&self, set: &CalibrationSet) -> Result<Vec<String>> {
         let widest = self.quantized().map(|(linear, _)| linear.info.cols).max().unwrap_or(0);
         let (name, tokens) = (&set.name, set.tokens());
-        let what = self.recipe.methods().find_map(|method| method.lacking(Lack::Few));
+        let what = self.recipe.methods().find_map(|method| method.on_gap(CalibrationGap::Few));
         let what = what.unwrap_or("only damping keeps the Hessian from being singular");
         let few =
             format!("{name}: {tokens} tokens for layers of {widest} inputs: {what}; more text is better");

@@ -14,7 +14,7 @@ const DEFAULT_THRESHOLD: f32 = 6.0;
 
 /// One of the two kinds of weight quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BitWidth {
     /// `load_in_4bit`: a code book, named in each layer's tensors.
     FourBit,
     /// `load_in_8bit`: LLM.int8().
@@ -24,7 +24,7 @@ pub enum Kind {
 /// Parsed `quantization_config`.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    pub(super) kind: Kind,
+    pub(super) kind: BitWidth,
     /// Threshold: input values of at least this magnitude are not quantized; `None` if all are.
     pub(super) threshold: Option<f32>,
 }
@@ -42,8 +42,8 @@ impl Config {
             Some(other) => Err(Error::field(path, key(name), other.to_string(), "true or false", "")),
         };
         let kind = match (flag("load_in_4bit")?, flag("load_in_8bit")?) {
-            (true, false) => Kind::FourBit,
-            (false, true) => Kind::EightBit,
+            (true, false) => BitWidth::FourBit,
+            (false, true) => BitWidth::EightBit,
             (four, eight) => {
                 let found = format!("load_in_4bit {four}, load_in_8bit {eight}");
                 return Err(Error::field(path, key("load_in_4bit"), found, "one of the two", ""));

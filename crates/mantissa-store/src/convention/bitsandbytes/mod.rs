@@ -17,15 +17,15 @@ mod read;
 mod scheme;
 mod write;
 
-pub use config::{Config, Kind, QUANT_METHOD};
+pub use config::{BitWidth, Config, QUANT_METHOD};
 pub use write::{quantization_config, specs, store, tensors};
 
 use mantissa_num::{Format, Quantized, Scheme};
 use serde_json::Value;
 
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
-    NamedBytes, Opened, Parts, ShapeSource, Storable, StoredTensors,
+    CheckpointFolder, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
+    NamedBytes, Opened, ShapeSource, SideTensors, Storable, StoredLinear, StoredTensors,
 };
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 use read::shape;
@@ -46,7 +46,7 @@ impl Convention for Bitsandbytes {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, Config::parse)
     }
 
@@ -68,7 +68,12 @@ impl Convention for Bitsandbytes {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -103,7 +108,7 @@ impl Opened for Config {
         &["weight.absmax", "SCB"]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.layer(files, module, rows, cols)
     }
 }

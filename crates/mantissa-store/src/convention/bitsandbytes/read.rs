@@ -8,10 +8,10 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree, Scheme};
 use serde_json::Value;
 
-use super::config::{Config, Kind};
+use super::config::{BitWidth, Config};
 use super::scheme::{BLOCK_SIZES, BOOKS, INT8_LEVELS, int8_input};
 use crate::convention::sound::{self, Names};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::convention::{ActivationQuant, ModelFiles, Weight};
 use crate::finite::require_finite;
 use crate::json::parse_strict;
@@ -29,25 +29,31 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or contradicts another.
-    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    pub(super) fn layer(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StoredLinear> {
         let name = format!("{module}.weight");
         let layer = Reader { files, module, rows, cols };
         match (files.meta(&name)?.dtype, self.kind) {
-            (Dtype::U8, Kind::FourBit) => Ok(Weight::Quantized(layer.four_bits()?).into()),
-            (Dtype::I8, Kind::EightBit) => {
+            (Dtype::U8, BitWidth::FourBit) => Ok(Weight::Quantized(layer.four_bits()?).into()),
+            (Dtype::I8, BitWidth::EightBit) => {
                 let keep_above = self.threshold;
                 let input = ActivationQuant { keep_above, ..ActivationQuant::new(int8_input(), None) };
                 Ok((Weight::Quantized(layer.int8()?), Some(input)).into())
             }
             (Dtype::U8 | Dtype::I8, kind) => {
                 let (found, allowed) = match kind {
-                    Kind::FourBit => ("I8", "U8, with load_in_4bit"),
-                    Kind::EightBit => ("U8", "I8, with load_in_8bit"),
+                    BitWidth::FourBit => ("I8", "U8, with load_in_4bit"),
+                    BitWidth::EightBit => ("U8", "I8, with load_in_8bit"),
                 };
                 Err(files.fault(&name, format!("dtype {found}"), allowed, ""))
             }
             (_, kind) => {
-                let scale = if kind == Kind::FourBit { "weight.absmax" } else { "SCB" };
+                let scale = if kind == BitWidth::FourBit { "weight.absmax" } else { "SCB" };
                 Ok(files.dense_without(module, scale, rows, cols)?.into())
             }
         }

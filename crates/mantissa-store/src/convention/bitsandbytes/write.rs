@@ -5,7 +5,7 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Codes, Format, Quantized, Rule, Scheme};
 use serde_json::{Value, json};
 
-use super::config::{Kind, QUANT_METHOD};
+use super::config::{BitWidth, QUANT_METHOD};
 use super::scheme::{BLOCK_SIZES, BOOKS, INT8_LEVELS, NESTED_BLOCK, int8_input, int8_weight};
 use crate::convention::{
     LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors, Weight,
@@ -21,7 +21,7 @@ const MEAN_WIDTH: usize = 26;
 
 /// Storage of a scheme.
 struct Layout {
-    kind: Kind,
+    kind: BitWidth,
     /// The code book, its name and its block.
     table: Option<(Book, &'static str, u32)>,
     doubled: bool,
@@ -46,7 +46,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<Layout> {
             Some((Blocks::Flat(NESTED_BLOCK), _)) => true,
             Some(_) => return no(format!("bitsandbytes nests scales in blocks of {NESTED_BLOCK}")),
         };
-        return Ok(Layout { kind: Kind::FourBit, table: Some((book, name, size)), doubled });
+        return Ok(Layout { kind: BitWidth::FourBit, table: Some((book, name, size)), doubled });
     }
     if scheme.format != int8_weight().format {
         return no("bitsandbytes stores weights as nf4, fp4-bnb or int8-channel:restricted".to_owned());
@@ -59,7 +59,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<Layout> {
     if input != Some(&int8_input()) {
         return no("LLM.int8() quantizes the inputs as well: add +int8-token:restricted".to_owned());
     }
-    Ok(Layout { kind: Kind::EightBit, table: None, doubled: false })
+    Ok(Layout { kind: BitWidth::EightBit, table: None, doubled: false })
 }
 
 /// Tensors of a quantized linear layer.
@@ -192,7 +192,7 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<
         layouts.push(layout);
     }
     let first = layouts.first();
-    let four = first.is_none_or(|layout| layout.kind == Kind::FourBit);
+    let four = first.is_none_or(|layout| layout.kind == BitWidth::FourBit);
     Ok(json!({
         "quant_method": QUANT_METHOD,
         "_load_in_4bit": four,

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::cache;
 use super::container::with_scales_in;
 use super::{
-    Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    Opened, Parts, ShapeSource, Storable, Support,
+    CheckpointFolder, Container, Convention, Facts, KvQuant, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    Opened, ShapeSource, SideTensors, Storable, StoredLinear, Support,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -44,7 +44,7 @@ impl Convention for CompressedTensors {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, Config::parse)
     }
 
@@ -74,10 +74,10 @@ impl Convention for CompressedTensors {
         &self,
         plan: &LinearPlan<'_>,
         q: &Quantized,
-        beside: Beside<'_>,
+        beside: SideTensors<'_>,
     ) -> Storable<NamedBytes> {
         let g_idx = match beside {
-            Beside::Groups(g_idx) => Some(g_idx),
+            SideTensors::Groups(g_idx) => Some(g_idx),
             _ => None,
         };
         tensors(plan, q, g_idx)
@@ -169,7 +169,7 @@ impl Opened for Config {
         &["weight_scale"]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.layer(files, module, rows, cols)
     }
 }

@@ -9,7 +9,7 @@ use super::config::{Args, Config};
 use super::transform;
 use crate::convention::gptq::read_order;
 use crate::convention::sound::{self, Names};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight};
 use crate::{Dtype, Result};
 
@@ -18,12 +18,18 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing, or its dtype or shape differs from its group's config.
-    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    pub(super) fn layer(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StoredLinear> {
         let mut transforms = Transforms::default();
         let Some(group) = self.group(module) else {
             let weight = files.dense(module, rows, cols)?;
             transform::apply(&self.rotations, files, module, (rows, cols), &mut transforms)?;
-            return Ok(Parts { weight, input: None, transforms });
+            return Ok(StoredLinear { weight, input: None, transforms });
         };
         let input = group.input.as_ref().map(|args| self.input(files, module, args)).transpose()?;
         let weight = match &group.weights {
@@ -35,7 +41,7 @@ impl Config {
             }
         };
         transform::apply(&self.rotations, files, module, (rows, cols), &mut transforms)?;
-        Ok(Parts { weight, input, transforms })
+        Ok(StoredLinear { weight, input, transforms })
     }
 
     /// Scales of the KV cache of the attention `module`: one, or one per head of `kv_heads`.

@@ -1,7 +1,7 @@
 //! Features that distinguish the layers of a model (Gemma 4), from the metadata and the tensors of a file.
 //!
-//! Keys of llama.cpp: `attention.key_length` and `rope.dimension_count` are those of layers without a window, the same with
-//! `_swa` those of the others; `attention.head_count_kv` and `feed_forward_length` may list a number for each layer. Its
+//! Keys of llama.cpp: `attention.key_length` and `rope.dimension_count` hold for layers without a window, the same with
+//! `_swa` for the others; `attention.head_count_kv` and `feed_forward_length` may list a number for each layer. Its
 //! converter gives pairs that are not rotated a divisor of 1e30 (`conversion/gemma.py`), which makes their angle 0.
 
 use serde_json::{Map, Value as Json, json};

@@ -1,6 +1,6 @@
 //! Experts chosen by the token (DeepSeek-V4): the keys of a file, as the fields of the published `config.json`.
 //!
-//! Keys are those of llama.cpp's loader (`src/models/deepseek4.cpp`).
+//! Keys are named as in llama.cpp's loader (`src/models/deepseek4.cpp`).
 
 use serde_json::{Map, Value as Json, json};
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Model, NAME, Stored};
 use crate::convention::files::{ModelFiles, Opened};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::error::Result;
 use crate::gguf::Storage;
 use crate::view::{View, Viewed};
@@ -55,7 +55,7 @@ impl Opened for DenseGguf {
         Some(&self.0)
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(files.dense(module, rows, cols)?.into())
     }
 }
@@ -71,8 +71,8 @@ impl ModelFiles {
         let placed: Vec<_> =
             tensors.iter().map(|tensor| model.placed(&self, tensor)).collect::<Result<_>>()?;
         let bytes_of = |dtype| {
-            let of_dtype = placed.iter().map(|viewed| &viewed.meta).filter(|meta| meta.dtype == dtype);
-            of_dtype.map(|meta| meta.len).sum::<u64>()
+            let same_dtype = placed.iter().map(|viewed| &viewed.meta).filter(|meta| meta.dtype == dtype);
+            same_dtype.map(|meta| meta.len).sum::<u64>()
         };
         let name = [("float16", Dtype::F16), ("bfloat16", Dtype::BF16), ("float32", Dtype::F32)]
             .into_iter()

@@ -1,6 +1,6 @@
 //! Features beyond a plain decoder: experts, windows, caps, partial rotation; and refused metadata.
 //!
-//! The fields are those of transformers' configs, the rules that have no key are llama.cpp's (one loader for each architecture).
+//! The fields are named as in transformers' configs; the rules that have no key are llama.cpp's (one loader for each architecture).
 
 use serde_json::{Map, Value as Json, json};
 
@@ -156,8 +156,8 @@ impl Reader<'_> {
     fn expert_width(&self, key: &str, name: &str, dimension: usize) -> Result<Option<u64>> {
         let end = format!(".{name}.weight");
         let shape = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(&end)).map(|t| &t.shape);
-        let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
-        Ok(self.uint(key)?.filter(|&n| n > 0).or(of_tensor))
+        let tensor_size = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
+        Ok(self.uint(key)?.filter(|&n| n > 0).or(tensor_size))
     }
 
     /// Experts of one kind of scores, after dense layers or in every layer.

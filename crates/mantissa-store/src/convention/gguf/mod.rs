@@ -32,8 +32,8 @@ pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 use mantissa_num::{Quantized, Scheme};
 
 use super::{
-    Beside, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, NamedBytes, Opened,
-    Parts, Storable,
+    Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, NamedBytes, Opened,
+    SideTensors, Storable, StoredLinear,
 };
 use crate::gguf::{Gguf as GgufFile, Storage};
 use crate::{Checkpoint, Result, TensorSpec};
@@ -79,7 +79,12 @@ impl Convention for Gguf {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -102,7 +107,7 @@ impl Opened for Model {
         self.notes.clone()
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.linear_parts(files, module, rows, cols)
     }
 

@@ -4,7 +4,7 @@ use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
 use super::{Joined, Model, Stored};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
@@ -184,7 +184,7 @@ impl Model {
         module: &str,
         rows: usize,
         cols: usize,
-    ) -> Result<Parts> {
+    ) -> Result<StoredLinear> {
         let name = format!("{module}.weight");
         let weight = self.weight(files, module, rows, cols)?;
         let block = self.tensor(&name).map_or(1, |tensor| tensor.ty.block().0);
@@ -299,8 +299,8 @@ impl Model {
         };
         let tensor = self.tensor(name).ok_or_else(missing)?;
         let meta = TensorMeta { shape: tensor.shape.clone(), ..tensor.as_stored() };
-        let of_expert = place.as_ref().and_then(|place| Some((place.expert?, place.matrix())));
-        let Some((expert, (matrix, halves))) = of_expert else {
+        let expert_place = place.as_ref().and_then(|place| Some((place.expert?, place.matrix())));
+        let Some((expert, (matrix, halves))) = expert_place else {
             let stored = self
                 .architecture
                 .map_or_else(|| shape.to_vec(), |row| row.stored_shape(name, shape, self.groups));

@@ -1,6 +1,6 @@
 //! Recurrent mixers: the keys of a file, as the fields of the `config.json` that it was made from.
 //!
-//! Keys are those of llama.cpp's loaders (`src/models/`, one file for each architecture). Layers without keys and values, for
+//! Keys are named as in llama.cpp's loaders (`src/models/`, one file for each architecture). Layers without keys and values, for
 //! which `attention.head_count_kv` lists 0, are recurrent; gated DeltaNet has keys of its own for that.
 
 use serde_json::{Map, Value as Json, json};

@@ -6,7 +6,7 @@ use mantissa_num::{Given, Scheme, quantize};
 use serde_json::json;
 
 use super::*;
-use crate::convention::{Beside, LinearPlan, ModelFiles, Weight, gguf};
+use crate::convention::{LinearPlan, ModelFiles, SideTensors, Weight, gguf};
 use crate::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Value};
 use crate::{Error, TensorSpec};
 
@@ -106,7 +106,7 @@ fn names_are_those_of_the_gguf_package() {
             let place = module_or_vector.or_else(|| row.place(&hf).map(|place| (place, "")));
             let (place, end) = place.unwrap_or_else(|| panic!("{}: {module}", row.name));
             let found = place.tensor.replace("blk.3.", "blk.{bid}.");
-            // The package's name is that of models with experts, of which this is the shared one.
+            // The package has the name for models with experts, of which this is the shared one.
             let stored = match (row.name, stored.as_str().unwrap()) {
                 ("granitehybrid", "blk.{bid}.ffn_down_shexp") if row.experts == super::GgufExperts::None => {
                     "blk.{bid}.ffn_down"
@@ -237,7 +237,7 @@ fn weights_of_every_type_are_read_back() {
         let q = quantize(&scheme, &wave(rows * HIDDEN), rows, HIDDEN, Given::default()).unwrap();
         let plan = LinearPlan::new(module, &scheme, None, (rows, HIDDEN));
         let specs = gguf::CONTAINER.specs(&plan).unwrap();
-        let tensors = gguf::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+        let tensors = gguf::CONTAINER.tensors(&plan, &q, SideTensors::Nothing).unwrap();
         let ty = block_type(&scheme.format).unwrap();
         let mut all = Vec::new();
         for (spec, (name, bytes)) in specs.iter().zip(tensors) {

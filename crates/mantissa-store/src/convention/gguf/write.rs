@@ -183,8 +183,9 @@ pub fn metadata(
         ("rope.freq_base", Value::F32(sizes.rope_theta)),
         ("vocab_size", u32_of(sizes.vocab)),
     ] {
-        let of_heads = sizes.heads == 0 && ["head_count_kv", "length"].iter().any(|end| key.ends_with(end));
-        if (rotated || !key.starts_with("rope.")) && !(of_heads && key.starts_with("attention.")) {
+        let is_head_key =
+            sizes.heads == 0 && ["head_count_kv", "length"].iter().any(|end| key.ends_with(end));
+        if (rotated || !key.starts_with("rope.")) && !(is_head_key && key.starts_with("attention.")) {
             all.push((format!("{a}.{key}"), value));
         }
     }

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::container::with_scales_in;
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
-    Parts, ShapeSource, Storable, Support,
+    CheckpointFolder, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
+    ShapeSource, SideTensors, Storable, StoredLinear, Support,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -47,7 +47,7 @@ impl Convention for Gptq {
         &[QUANT_METHOD, AUTO_ROUND[0], AUTO_ROUND[1], AUTO_ROUND[2]]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         let path = folder.config_path;
         let mut config = match (folder.of_method(QUANT_METHOD), folder.quantization) {
             (Some(value), _) => Config::parse(path, value)?,
@@ -82,10 +82,10 @@ impl Convention for Gptq {
         &self,
         plan: &LinearPlan<'_>,
         q: &Quantized,
-        beside: Beside<'_>,
+        beside: SideTensors<'_>,
     ) -> Storable<NamedBytes> {
         let g_idx = match beside {
-            Beside::Groups(g_idx) => Some(g_idx),
+            SideTensors::Groups(g_idx) => Some(g_idx),
             _ => None,
         };
         tensors(plan, q, g_idx, plan.scheme.format.has_zero())
@@ -119,7 +119,7 @@ impl Convention for Gptq {
 }
 
 /// True if a folder is AutoRound's, with GPTQ or AWQ tensors.
-pub(crate) fn is_auto_round(folder: &Candidate<'_>) -> bool {
+pub(crate) fn is_auto_round(folder: &CheckpointFolder<'_>) -> bool {
     AUTO_ROUND.contains(&folder.method())
 }
 
@@ -140,7 +140,7 @@ impl Opened for Config {
         &[("qweight", &["qzeros", "scales"])]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }
 }

@@ -161,7 +161,7 @@ impl<'a> Keys<'a> {
     fn cache(&self, notes: &mut Vec<String>) -> Option<Scheme> {
         let name = self.get("kv_cache_quant_algo").and_then(Value::as_str);
         let scheme = self.get("kv_cache_scheme");
-        let of_scheme = scheme.map(|scheme| {
+        let scheme_element = scheme.map(|scheme| {
             let bits = scheme.get("num_bits").and_then(Value::as_u64);
             match (bits, scheme.get("type").and_then(Value::as_str)) {
                 (Some(8), Some("float")) => "FP8",
@@ -169,7 +169,7 @@ impl<'a> Keys<'a> {
                 _ => "of another kind",
             }
         });
-        let element = match name.or(of_scheme)? {
+        let element = match name.or(scheme_element)? {
             "FP8" => Scheme::scaled_float(Code::Float(minifloat::E4M3), Blocks::Tensor),
             "INT8" => Scheme::int_symmetric(8, Blocks::Tensor),
             other => {

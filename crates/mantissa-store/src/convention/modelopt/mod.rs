@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use super::cache;
 use super::container::with_scales_in;
 use super::{
-    Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, Opened, Parts, ShapeSource, Storable, StoredTensors,
+    CheckpointFolder, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
+    NamedBytes, Opened, ShapeSource, SideTensors, Storable, StoredLinear, StoredTensors,
 };
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 
@@ -47,7 +47,7 @@ impl Convention for Modelopt {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         let value = folder.of_method(QUANT_METHOD);
         if value.is_none() && folder.quantization.is_some() {
             return Ok(None);
@@ -64,7 +64,12 @@ impl Convention for Modelopt {
         specs(plan)
     }
 
-    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _: SideTensors<'_>,
+    ) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
@@ -145,7 +150,7 @@ impl Opened for Config {
         &["weight_scale"]
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.layer(files, module, rows, cols)
     }
 }

@@ -8,7 +8,7 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, 
 use super::config::{Algo, Config};
 use crate::convention::scale_dtype::scale_code;
 use crate::convention::sound::{self, Names};
-use crate::convention::weight::Parts;
+use crate::convention::weight::StoredLinear;
 use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight};
 use crate::{Dtype, Result};
 
@@ -21,7 +21,13 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing, or its dtype or shape differs from its algorithm.
-    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    pub(super) fn layer(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StoredLinear> {
         let name = format!("{module}.weight");
         if !matches!(files.meta(&name)?.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) {
             return Ok(files.dense_without(module, "weight_scale", rows, cols)?.into());
@@ -46,7 +52,7 @@ impl Config {
             Algo::Mxfp8 => (layer.mxfp8()?, Some(ActivationQuant::new(mxfp8_input(), None))),
         };
         let transforms = layer.pre_quant_scale()?;
-        Ok(Parts { weight: Weight::Quantized(q), input, transforms })
+        Ok(StoredLinear { weight: Weight::Quantized(q), input, transforms })
     }
 
     /// Scales of the KV cache of the attention `module`.

@@ -13,8 +13,9 @@ use super::{
 use crate::convention::cache;
 use crate::convention::container::store_plain;
 use crate::convention::{
-    Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, Opened, Parts, PlannedLayer, ShapeSource, Storable, StoredTensors, Weight,
+    CheckpointFolder, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
+    NamedBytes, Opened, PlannedLayer, ShapeSource, SideTensors, Storable, StoredLinear, StoredTensors,
+    Weight,
 };
 use crate::{Result, TensorSpec};
 
@@ -34,7 +35,7 @@ impl Convention for Native {
         &[QUANT_METHOD]
     }
 
-    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+    fn open(&self, folder: &CheckpointFolder<'_>) -> Result<Option<Box<dyn Opened>>> {
         folder.open_as(QUANT_METHOD, |_, _| Config::parse(folder.checkpoint))
     }
 
@@ -62,10 +63,10 @@ impl Convention for Native {
         &self,
         plan: &LinearPlan<'_>,
         q: &Quantized,
-        beside: Beside<'_>,
+        beside: SideTensors<'_>,
     ) -> Storable<NamedBytes> {
         match beside {
-            Beside::Outliers(outliers) => all_tensors(plan, q, Some(outliers)),
+            SideTensors::Outliers(outliers) => all_tensors(plan, q, Some(outliers)),
             _ => all_tensors(plan, q, None),
         }
     }
@@ -137,7 +138,7 @@ impl Opened for Config {
         }
     }
 
-    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<StoredLinear> {
         self.layer(files, module, rows, cols)
     }
 }

@@ -91,10 +91,10 @@ pub(super) fn read(files: &ModelFiles, n: &str, (rows, cols): (usize, usize)) ->
             _ => bytes.as_chunks::<2>().0.iter().map(word).collect(),
         }
     };
-    let [of_rows, index, values] = &read[..] else { return Ok(None) };
+    let [row_counts, index, values] = &read[..] else { return Ok(None) };
     let mut starts = vec![0u32];
-    for of_row in words(of_rows) {
-        let end = starts.last().copied().unwrap_or(0).checked_add(of_row);
+    for row_count in words(row_counts) {
+        let end = starts.last().copied().unwrap_or(0).checked_add(row_count);
         let found = || files.fault(&counts, "more outliers than 2^32", format!("{count} in all"), "");
         starts.push(end.ok_or_else(found)?);
     }

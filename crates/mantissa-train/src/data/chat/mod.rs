@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use mantissa_model::Tokenizer;
-use mantissa_store::Part;
+use mantissa_store::TextPart;
 use serde_json::Value;
 
 pub use self::pack::ChatBatches;
@@ -97,12 +97,12 @@ impl Conversations {
         let reader = Reader { file: named(path), tokenizer, added: tokenizer.added(), length };
         for number in 1.. {
             let line = match file.part("\n", MAX_LINE.min(memory))? {
-                Part::End => break,
-                Part::TooLong => {
+                TextPart::End => break,
+                TextPart::TooLong => {
                     return Err(super::text::too_long(path, number, MAX_LINE.min(memory), memory));
                 }
-                Part::Text(line) if line.trim().is_empty() => continue,
-                Part::Text(line) => line,
+                TextPart::Text(line) if line.trim().is_empty() => continue,
+                TextPart::Text(line) => line,
             };
             let needs = (line.len() as u64).saturating_mul(JSON_BYTES).saturating_add(all.bytes());
             if needs > memory {
@@ -154,7 +154,7 @@ impl Conversations {
     }
 
     /// Moves the lines that `choice` takes, by their number of tokens, to the second result. The counts of what was read
-    /// stay with the first; those of the second are its own lines and targets.
+    /// stay with the first; the second counts its own lines and targets.
     pub fn split(self, choice: &mut HoldOut) -> (Self, Self) {
         let (mut kept, mut held) = (Conversations::default(), Conversations::default());
         for index in 0..self.len() {

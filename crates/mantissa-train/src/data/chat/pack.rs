@@ -24,7 +24,7 @@ pub struct ChatBatches {
 }
 
 impl ChatBatches {
-    /// Packs `lines` into windows of up to `length` inputs. `vocab_size` is that of the tokenizer's ids.
+    /// Packs `lines` into windows of up to `length` inputs. `vocab_size` is the number of the tokenizer's ids.
     ///
     /// # Errors
     /// [`DataError::Field`] if there is no line, or one is longer than a window.

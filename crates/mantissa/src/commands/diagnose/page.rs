@@ -114,8 +114,8 @@ fn activations(report: &Report) -> Vec<Html> {
 }
 
 /// Returns the mean of a figure over the inputs of each layer.
-fn mean(name: &str, report: &Report, of: fn(&SeenInput) -> Option<f64>) -> Series {
-    let point = |layer: &mantissa_advise::diagnose::SeenLayer| {
+fn mean(name: &str, report: &Report, of: fn(&InputStats) -> Option<f64>) -> Series {
+    let point = |layer: &mantissa_advise::diagnose::LayerStats| {
         let values: Vec<f64> = layer.inputs.iter().filter_map(of).filter(|x| x.is_finite()).collect();
         (!values.is_empty()).then(|| (layer.layer as f64, values.iter().sum::<f64>() / values.len() as f64))
     };
@@ -123,7 +123,7 @@ fn mean(name: &str, report: &Report, of: fn(&SeenInput) -> Option<f64>) -> Serie
 }
 
 /// Returns a line for each kind of input, by the name of the first module that reads it; of several experts, the largest.
-fn by_module(report: &Report, of: fn(&SeenInput) -> f64) -> Vec<Series> {
+fn by_module(report: &Report, of: fn(&InputStats) -> f64) -> Vec<Series> {
     let mut lines: BTreeMap<&str, BTreeMap<usize, f64>> = BTreeMap::new();
     for layer in &report.layers {
         for input in &layer.inputs {

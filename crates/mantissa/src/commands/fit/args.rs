@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use mantissa_jobs::{BudgetText, Fit, FitArguments};
 use mantissa_num::Scheme;
-use mantissa_plan::contract::Target;
+use mantissa_plan::contract::EngineTarget;
 use mantissa_store::convention::Container;
 
 use crate::commands::calibration::CalibrationArgs;
@@ -83,7 +83,7 @@ pub struct Args {
     /// Refuses (exit code 1) what this engine would not load or would compute wrongly; see `mantissa lint` for
     /// ENGINE[:tp=N,gpu=NAME].
     #[arg(long = "for", value_name = "ENGINE", value_parser = lint::target, help_heading = "Recipe")]
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<EngineTarget>,
     /// Maximum number of windows for measuring each layer
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Evaluation", hide_short_help = true)]
     pub(super) windows: u32,

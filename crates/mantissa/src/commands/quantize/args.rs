@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use anyhow::Result;
 use mantissa_jobs::{CalibrationDtype, QuantizeArguments, ResolvedQuantize, RoundChoice};
-use mantissa_plan::contract::Target;
+use mantissa_plan::contract::EngineTarget;
 use mantissa_store::convention::{Container, ModelFiles};
 
 use super::super::calibration::CalibrationArgs;
@@ -114,7 +114,7 @@ pub struct Args {
     /// With a recipe, refuses at once (exit code 1) what the engine would not load or would compute wrongly; see
     /// `mantissa lint` for ENGINE[:tp=N,gpu=NAME].
     #[arg(long = "for", value_name = "ENGINE", value_parser = lint::target, help_heading = "Recipe")]
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<EngineTarget>,
     /// Preview size, bits per weight and memory; write nothing
     #[arg(long, help_heading = "Output")]
     pub(super) dry_run: bool,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mantissa_jobs::ResolvedQuantize;
-use mantissa_jobs::choose::Choice;
+use mantissa_jobs::choose::RecipeChoice;
 use mantissa_jobs::notes;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{LayerReport, Outcome, Plan, Quality, TableSize};
@@ -27,7 +27,7 @@ pub(super) struct Done<'a> {
     stands_for: Option<&'a str>,
     /// Choice of a recipe that was not given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<&'a Choice>,
+    chosen: Option<&'a RecipeChoice>,
     /// SHA-256 of an output that is a single file.
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<String>,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use mantissa_jobs::ResolvedQuantize;
-use mantissa_jobs::choose::{Choice, predict};
+use mantissa_jobs::choose::{RecipeChoice, predict};
 use mantissa_jobs::notes::merged;
 use mantissa_quant::memory::peak_stage;
-use mantissa_quant::{Kept, MethodShare, Plan, SchemeShare, Share, TableSize};
+use mantissa_quant::{Kept, MethodShare, Plan, QuantizedShare, SchemeShare, TableSize};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub(super) struct DryRun<'a> {
     stands_for: Option<&'a str>,
     /// Choice of a recipe that was not given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<&'a Choice>,
+    chosen: Option<&'a RecipeChoice>,
     container: &'static str,
     layers: usize,
     kept: usize,
@@ -43,7 +43,7 @@ pub(super) struct DryRun<'a> {
     peak_stage: String,
     peak_buffers: BTreeMap<&'static str, u64>,
     /// Share of the parameters that is quantized.
-    share: Share,
+    share: QuantizedShare,
     /// Layers under each method, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     methods: Vec<MethodShare>,
@@ -53,7 +53,7 @@ pub(super) struct DryRun<'a> {
 }
 
 /// Returns the share of the parameters that is quantized, in words.
-pub(super) fn share_line(share: &Share) -> String {
+pub(super) fn share_line(share: &QuantizedShare) -> String {
     let percent = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     format!(
         "{:.1} % of the parameters of linear layers quantized ({} of {}), {:.1} % of all {}",

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_jobs::memory::PROCESS;
-use mantissa_plan::contract::{ENGINES, Evidence, Subject, Target, cells, lint};
+use mantissa_plan::contract::{ENGINES, EngineTarget, Evidence, Subject, cells, lint};
 
 use crate::commands::model;
 use crate::commands::next_steps::serve;
@@ -34,10 +34,10 @@ impl Launch {
     /// Finds the programs that load the model at `path`; none if the model cannot be read.
     pub fn of(path: &Path, context: &Context) -> Self {
         let Ok(subject) = subject_of(path, context) else { return Launch::default() };
-        let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
+        let targets = ENGINES.into_iter().map(|engine| EngineTarget { engine, tp: 1, gpu: None });
         let kept = targets.filter(|target| !lint(&subject, target).fails());
         let cells = cells(&subject);
-        let start = |target: Target| {
+        let start = |target: EngineTarget| {
             let engine = target.engine.title;
             let cell = cells.iter().find(|cell| cell.name == engine);
             let ground = cell.map_or_else(String::new, |cell| ground(&cell.evidence));

@@ -35,7 +35,7 @@ pub struct Peak {
 
 /// Input of linear layers.
 #[derive(Clone, Debug, Serialize)]
-pub struct SeenInput {
+pub struct InputStats {
     /// Modules that read it.
     pub modules: Vec<String>,
     /// Tokens that reached it.
@@ -89,7 +89,7 @@ pub struct SeenInput {
 
 /// Keys or values under the stored scale of the cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SeenCache {
+pub struct CacheStats {
     /// `keys` or `values`.
     pub side: &'static str,
     /// Scale that this text needs over the stored one, of the head where they differ most.
@@ -102,16 +102,16 @@ pub struct SeenCache {
 
 /// A layer on the text.
 #[derive(Clone, Debug, Serialize)]
-pub struct SeenLayer {
+pub struct LayerStats {
     /// Layer index.
     pub layer: usize,
     /// States after the layer.
     pub states: Peak,
     /// Inputs of its linear layers, in the order of the model.
-    pub inputs: Vec<SeenInput>,
+    pub inputs: Vec<InputStats>,
     /// Keys and values, if the model stores scales of its cache.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cache: Vec<SeenCache>,
+    pub cache: Vec<CacheStats>,
     /// Tokens routed to each expert.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub routed: Vec<u64>,
@@ -119,13 +119,13 @@ pub struct SeenLayer {
 
 /// The model on the text.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ActivationStats {
     /// Number of tokens.
     pub tokens: usize,
     /// States that enter the first layer.
     pub embedded: Peak,
     /// Layers.
-    pub layers: Vec<SeenLayer>,
+    pub layers: Vec<LayerStats>,
 }
 
 /// A token counts as a spike beyond this many times the median amax of the tokens.
@@ -175,13 +175,13 @@ struct Passed {
 ///
 /// # Errors
 /// A model that cannot be loaded or run.
-pub(super) fn look(
+pub(super) fn collect(
     request: &Request<'_>,
     config: &ModelConfig,
     windows: &[Sequence],
-    calibrated: Option<&Seen>,
+    calibrated: Option<&ActivationStats>,
     progress: &dyn Fn(usize),
-) -> Result<Seen> {
+) -> Result<ActivationStats> {
     let source = CacheInF32(request.files);
     let ends = Ends::load(&source, config)?;
     let mut states = ends.embed(config, windows)?;
@@ -199,7 +199,7 @@ pub(super) fn look(
         layers.push(seen);
         progress(number + 1);
     }
-    Ok(Seen { tokens, embedded, layers })
+    Ok(ActivationStats { tokens, embedded, layers })
 }
 
 struct Looking<'a> {
@@ -207,11 +207,11 @@ struct Looking<'a> {
     config: &'a ModelConfig,
     every: usize,
     threads: usize,
-    calibrated: Option<&'a SeenLayer>,
+    calibrated: Option<&'a LayerStats>,
 }
 
 impl Looking<'_> {
-    fn layer(&self, layer: &Layer, states: &States) -> Result<(SeenLayer, States)> {
+    fn layer(&self, layer: &Layer, states: &States) -> Result<(LayerStats, States)> {
         let number = layer.index();
         let quant = self.cache_quant(number)?;
         let passed = each(states.len(), self.threads, |i| self.window(layer, &states[i], quant.is_some()))?;
@@ -229,7 +229,7 @@ impl Looking<'_> {
         }
         let cache = quant.map_or_else(Vec::new, |quant| self.cache(number, &quant, [&keys, &values]));
         let routed = self.routed(number, &inputs);
-        let mut seen = SeenLayer {
+        let mut seen = LayerStats {
             layer: number,
             states: peak(&next, self.config.hidden_size),
             inputs: Vec::new(),
@@ -277,10 +277,10 @@ impl Looking<'_> {
     }
 
     /// Compares stored scales of keys and values with those that `sides` need.
-    fn cache(&self, layer: usize, quant: &KvQuant, sides: [&[f32]; 2]) -> Vec<SeenCache> {
+    fn cache(&self, layer: usize, quant: &KvQuant, sides: [&[f32]; 2]) -> Vec<CacheStats> {
         let heads = self.config.heads(layer);
         let names = ["keys", "values"].into_iter().zip([&quant.k_scale, &quant.v_scale]);
-        let of_side = |((side, scales), x): ((&'static str, &Vec<f32>), &[f32])| {
+        let side_report = |((side, scales), x): ((&'static str, &Vec<f32>), &[f32])| {
             let by_head = scales.len() == heads.key_value && scales.len() > 1;
             let (mut worst, mut own, mut refitted, mut norm) = (1f32, 0.0, 0.0, 0.0);
             for (head, &stored) in scales.iter().enumerate() {
@@ -302,9 +302,9 @@ impl Looking<'_> {
                 refitted += self.cache_error(&part, quant, needed, heads.dim)?;
             }
             let (error, error_refitted) = ((own / norm).sqrt(), (refitted / norm).sqrt());
-            Some(SeenCache { side, range_ratio: worst, error, error_refitted })
+            Some(CacheStats { side, range_ratio: worst, error, error_refitted })
         };
-        names.zip(sides).filter_map(of_side).collect()
+        names.zip(sides).filter_map(side_report).collect()
     }
 
     /// Returns the squared error of `x` under the scheme of `quant` with this scale.
@@ -328,7 +328,7 @@ impl Looking<'_> {
         (0..count).map(reached).collect()
     }
 
-    fn input(&self, layer: &Layer, input: LinearInput, taken: &Taken, lens: &[usize]) -> SeenInput {
+    fn input(&self, layer: &Layer, input: LinearInput, taken: &Taken, lens: &[usize]) -> InputStats {
         let readers = self.config.layer_linears(layer.index()).into_iter();
         let readers: Vec<&Linear> = readers
             .filter(|info| info.kind.input() == input)
@@ -352,7 +352,7 @@ impl Looking<'_> {
         let kept = Sampled { x: &x, width: all.width, weights: all.weights.clone() };
         let largest_kept = taken.tokens.iter().copied().filter(|x| *x <= limit).fold(0.0, f32::max);
         let (kurtosis, kurtosis_rotated) = all.kurtosis();
-        let mut seen = SeenInput {
+        let mut seen = InputStats {
             modules: readers.iter().map(|linear| linear.module().to_owned()).collect(),
             tokens: taken.rows,
             amax: most,
@@ -394,7 +394,7 @@ fn without_spikes(x: &[f32], width: usize, limit: f32) -> Vec<f32> {
 }
 
 /// Measures the input's own scheme on ordinary tokens, as `linear` states it, with a range of this text for comparison.
-fn stated(linear: &Linear, kept: &Sampled<'_>, most: f32, seen: &mut SeenInput) {
+fn stated(linear: &Linear, kept: &Sampled<'_>, most: f32, seen: &mut InputStats) {
     let Some(quantizer) = linear.input() else { return };
     let quant = quantizer.quant();
     seen.scheme = Some(quant.scheme.to_string());

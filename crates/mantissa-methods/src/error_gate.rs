@@ -75,7 +75,7 @@ impl Judgement {
 
 /// Measures output errors of weights that share an input.
 #[derive(Debug)]
-pub struct Judge {
+pub struct ErrorGate {
     /// Sum of the moments `[cols, cols]`, symmetric.
     moments: Vec<f32>,
     cols: usize,
@@ -83,16 +83,16 @@ pub struct Judge {
     windows: Windows,
 }
 
-impl Judge {
-    /// Uses the second moments of held-out windows if these have tokens (an expert may have none), else those of the
-    /// calibration.
+impl ErrorGate {
+    /// Uses the second moments of held-out windows if these have tokens (an expert may have none), else the second
+    /// moments of the calibration.
     pub fn new(calibration: Hessian, held_out: Option<Hessian>) -> Self {
         let (hessian, windows) = match held_out.filter(|unseen| unseen.tokens() > 0) {
             Some(unseen) => (unseen, Windows::HeldOut),
             None => (calibration, Windows::Calibration),
         };
         let (cols, tokens) = (hessian.cols(), hessian.tokens().max(1) as f64);
-        Judge { moments: hessian.into_symmetric(), cols, tokens, windows }
+        ErrorGate { moments: hessian.into_symmetric(), cols, tokens, windows }
     }
 
     /// Memory beside the moments for a weight of this shape, in bytes: the error and a part of its product with H.
@@ -150,15 +150,15 @@ mod tests {
             }
         }
         let other = hessian.loss(&w, &read);
-        let judge = Judge::new(hessian.clone(), None);
+        let judge = ErrorGate::new(hessian.clone(), None);
         let found = judge.error(&w, read.clone(), 2);
         assert!((found / expected - 1.0).abs() < 1e-5 && (found / other - 1.0).abs() < 1e-5);
         assert_eq!(judge.error(&w, read, 1), found);
         assert_eq!(judge.windows, Windows::Calibration);
         // No token in the held-out windows, so the calibration decides.
         let none = Some(Hessian::new(cols).unwrap());
-        assert_eq!(Judge::new(hessian.clone(), none).windows, Windows::Calibration);
-        assert_eq!(Judge::new(hessian.clone(), Some(hessian)).windows, Windows::HeldOut);
+        assert_eq!(ErrorGate::new(hessian.clone(), none).windows, Windows::Calibration);
+        assert_eq!(ErrorGate::new(hessian.clone(), Some(hessian)).windows, Windows::HeldOut);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Comparison of solutions with RTN: the pipeline's part of [`mantissa_methods::judge`].
+//! Comparison of solutions with RTN: the pipeline's part of [`mantissa_methods::error_gate`].
 
 use mantissa_methods::Solved;
-pub(crate) use mantissa_methods::judge::Judge;
+pub(crate) use mantissa_methods::error_gate::ErrorGate;
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 
@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::rounding::{round_to_nearest, whole};
 use crate::source::{DenseTensor, Scratch};
 
-pub use mantissa_methods::judge::{Judgement, Output, Windows};
+pub use mantissa_methods::error_gate::{Judgement, Output, Windows};
 
 /// A weight, its scheme and its solution's target.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ pub(crate) struct Case<'a> {
 
 impl Case<'_> {
     /// Returns `solved`, or RTN of `w` if its error is smaller. A solution that already is RTN is returned unchanged.
-    pub(crate) fn better(&self, judge: &Judge, solved: Solved) -> Result<Solved> {
+    pub(crate) fn better(&self, judge: &ErrorGate, solved: Solved) -> Result<Solved> {
         if solved.fallback.is_some() {
             return Ok(solved);
         }
