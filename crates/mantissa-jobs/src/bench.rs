@@ -6,7 +6,7 @@ use std::time::Instant;
 use mantissa_kernels::packed::PackedLevel;
 use mantissa_model::KvPolicy;
 use mantissa_runtime::measure::{self, Limits, Probe, Times, Workload};
-use mantissa_runtime::prepared::Choice;
+use mantissa_runtime::prepared::KernelChoice;
 use mantissa_runtime::{FastModel, RuntimeOptions};
 use mantissa_store::AdapterFiles;
 use serde::{Deserialize, Serialize};
@@ -135,9 +135,9 @@ pub struct KernelRow {
     pub fallback: Option<String>,
 }
 
-impl From<Choice> for KernelRow {
-    fn from(choice: Choice) -> Self {
-        let Choice { module, format, kernel, prefill, bytes, reason } = choice;
+impl From<KernelChoice> for KernelRow {
+    fn from(choice: KernelChoice) -> Self {
+        let KernelChoice { module, format, kernel, prefill, bytes, reason } = choice;
         KernelRow { module, format, kernel, prefill, bytes, fallback: reason }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_eval::{Candidate, Diff, diff};
+use mantissa_eval::{Diff, TokenCandidate, diff};
 use mantissa_model::{Bos, Decoder, PREFILL, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
@@ -103,7 +103,7 @@ pub struct NextToken {
     pub text: String,
     /// Token and its probabilities.
     #[serde(flatten)]
-    pub candidate: Candidate,
+    pub candidate: TokenCandidate,
 }
 
 /// Continuation by one model.
@@ -274,13 +274,13 @@ fn described(prompt: String, tokens: &[u32], found: Diff, tokenizer: &Tokenizer)
     };
     let equal = &found.continuations[0].tokens[..found.equal];
     let before = [tokens, equal].concat();
-    let choice = |candidate: &Candidate| -> Result<NextToken> {
+    let choice = |candidate: &TokenCandidate| -> Result<NextToken> {
         let plain = text(&before, &[candidate.token])?;
         // A special token has no text but a name.
         let named = if plain.is_empty() { tokenizer.decode_with_special(&[candidate.token])? } else { plain };
         Ok(NextToken { text: named, candidate: *candidate })
     };
-    let choices = |candidates: &[Candidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
+    let choices = |candidates: &[TokenCandidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
     let difference = match &found.difference {
         None => None,
         Some(at) => Some(Parting {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mantissa_advise::subject;
-use mantissa_plan::contract::{ENGINES, Finding, Report, Subject, Target, lint};
+use mantissa_plan::contract::{ENGINES, EngineTarget, Finding, Report, Subject, lint};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
@@ -18,10 +18,10 @@ use crate::names::TargetName;
 /// Words the fixes of a report as a user of the caller would follow them: a command line, a call.
 pub trait Remedies {
     /// Replaces the fixes in the `report` of `plan`.
-    fn of_plan(&self, report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles);
+    fn of_plan(&self, report: &mut Report, target: &EngineTarget, plan: &Plan, source: &ModelFiles);
 
     /// Replaces the fixes in the `report` of `artifact`.
-    fn of_artifact(&self, report: &mut Report, target: &Target, artifact: &Artifact<'_>);
+    fn of_artifact(&self, report: &mut Report, target: &EngineTarget, artifact: &Artifact<'_>);
 }
 
 /// Model that was checked.
@@ -41,9 +41,9 @@ pub struct Artifact<'a> {
 pub struct AsStated;
 
 impl Remedies for AsStated {
-    fn of_plan(&self, _: &mut Report, _: &Target, _: &Plan, _: &ModelFiles) {}
+    fn of_plan(&self, _: &mut Report, _: &EngineTarget, _: &Plan, _: &ModelFiles) {}
 
-    fn of_artifact(&self, _: &mut Report, _: &Target, _: &Artifact<'_>) {}
+    fn of_artifact(&self, _: &mut Report, _: &EngineTarget, _: &Artifact<'_>) {}
 }
 
 /// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
@@ -139,7 +139,7 @@ impl Lint {
             true => readers(&subject),
             false => self.targets.iter().map(|target| target.0).collect(),
         };
-        let checked = |target: &Target| {
+        let checked = |target: &EngineTarget| {
             let mut report = lint(&subject, target);
             remedies.of_artifact(&mut report, target, &artifact);
             report
@@ -187,10 +187,10 @@ fn needed(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64> {
 }
 
 /// Returns the engines that read the format and the schemes of a model, each on one GPU.
-fn readers(subject: &Subject) -> Vec<Target> {
+fn readers(subject: &Subject) -> Vec<EngineTarget> {
     // What was observed in the files decides whether they are sound, not which engines read their kind.
     let bare = Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..subject.clone() };
-    let targets = ENGINES.into_iter().map(|engine| Target { engine, tp: 1, gpu: None });
+    let targets = ENGINES.into_iter().map(|engine| EngineTarget { engine, tp: 1, gpu: None });
     targets.filter(|target| !lint(&bare, target).fails()).collect()
 }
 

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 
 use mantissa_model::StopReason;
-use mantissa_plan::contract::Target;
+use mantissa_plan::contract::EngineTarget;
 use mantissa_store::convention::Container;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

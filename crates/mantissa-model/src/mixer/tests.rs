@@ -7,7 +7,9 @@ use super::frame::*;
 use super::*;
 use crate::error::ForwardError;
 use crate::flow::weights;
-use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, Job, MlpRows, Operators, Sequences};
+use crate::operators::{
+    Activations, ExpertChoice, ExtraScratch, IndexRows, MatmulJob, MlpRows, Operators, Sequences,
+};
 use crate::program::{Buffer, Scope, View};
 use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 

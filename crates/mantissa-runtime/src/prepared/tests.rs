@@ -22,7 +22,7 @@ fn weight(scheme: &Scheme, rows: usize, cols: usize, input: Option<&str>) -> Opt
 }
 
 /// Root mean square of the difference, relative to the reference without its bias.
-fn error(weight: &LinearWeight, tokens: usize) -> (f64, Choice) {
+fn error(weight: &LinearWeight, tokens: usize) -> (f64, KernelChoice) {
     let (rows, cols) = (weight.rows, weight.cols);
     let x = wave(tokens * cols, 0.377);
     let prepared = PreparedLinear::new("m", weight.clone(), 2).unwrap();

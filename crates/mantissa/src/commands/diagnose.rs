@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use mantissa_advise::diagnose::{Report, SeenInput};
+use mantissa_advise::diagnose::{InputStats, Report};
 use mantissa_jobs::names::AsText;
 use mantissa_jobs::{Diagnose, DiagnoseReport, Job};
 use mantissa_model::KvPolicy;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use mantissa_eval::Candidate;
+use mantissa_eval::TokenCandidate;
 use mantissa_jobs::{
     Compare, ComparePrompts, CompareReport, ComparedPrompt, ContinuedText, Job, NextToken, Parting,
 };
@@ -159,7 +159,7 @@ fn candidates(out: &mut dyn Write, parting: &Parting) -> io::Result<()> {
         ("p(A)", Align::Right),
     ]);
     let cells = |choice: &NextToken| {
-        let Candidate { p, p_other, .. } = choice.candidate;
+        let TokenCandidate { p, p_other, .. } = choice.candidate;
         [clipped(&quoted(&choice.text), 22), format!("{p:.4}"), format!("{p_other:.4}")]
     };
     for (a, b) in parting.a.iter().zip(&parting.b) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mantissa_advise::remedy::{self, Remedy};
 use mantissa_jobs::choose;
 use mantissa_jobs::lint::{Artifact, Remedies};
-use mantissa_plan::contract::{Report, Target};
+use mantissa_plan::contract::{EngineTarget, Report};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
@@ -35,14 +35,14 @@ impl Remedies for GivenLine {
         apply(report, command.as_deref());
     }
 
-    fn of_artifact(&self, report: &mut Report, target: &Target, artifact: &Artifact<'_>) {
+    fn of_artifact(&self, report: &mut Report, target: &EngineTarget, artifact: &Artifact<'_>) {
         let &Artifact { place: model, files, subject, source } = artifact;
         let place = quoted(model);
         let found = asked(report).and_then(|strict| {
             remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
         });
         let command = found.and_then(|remedy| Some(match remedy {
-            Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &subject.convention, model),
+            Remedy::Parallelism { tp } => serve(&EngineTarget { tp, ..*target }, &subject.convention, model),
             Remedy::FromSource => {
                 let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
                 let bits = match choose::loading_bits(subject, target)? {

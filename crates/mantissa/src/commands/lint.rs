@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_jobs::names::TargetName;
 use mantissa_jobs::{Job, Lint};
-use mantissa_plan::contract::{ENGINES, Report, Target};
+use mantissa_plan::contract::{ENGINES, EngineTarget, Report};
 use mantissa_store::Paths;
 
 use super::execute::Execute;

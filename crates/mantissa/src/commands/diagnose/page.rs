@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_advise::diagnose::{Compared, Report, SeenInput};
+use mantissa_advise::diagnose::{Compared, InputStats, Report};
 use mantissa_jobs::DiagnoseReport;
 
 use super::{Args, examined, inputs, short};
