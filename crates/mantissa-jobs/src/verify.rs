@@ -75,8 +75,11 @@ impl Job for Verify {
 
     fn memory(&self, host: &Host) -> Result<u64> {
         let sequences = self.text.sequences(&self.model, false, host)?;
-        let measured = sequences.map_or(Ok(0), |sequences| Ok(self.needed_on(&sequences, host)?.1));
-        measured.map(|measured: u64| measured.max(self.needed(host).unwrap_or(0)))
+        let on_text = match &sequences {
+            Some(sequences) => self.needed_on(sequences, host)?.1,
+            None => 0,
+        };
+        Ok(on_text.max(self.needed(host).unwrap_or(0)))
     }
 
     /// Checks the model; what is wrong with it is among the faults of the report ([`require_verified`]).

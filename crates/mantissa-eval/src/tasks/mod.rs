@@ -4,7 +4,7 @@
 //! - A choice's log-likelihood is the sum of `ln p` of its tokens after the prompt. Prompt and choice are tokenized
 //!   together, with white space at the end of the prompt moved to the choice; the choice has the tokens behind as many
 //!   as the prompt alone has. `accuracy` takes the choice with the largest sum, `accuracy_norm` the one with the
-//! largest   sum per character. The first of equal choices wins.
+//!   largest sum per character. The first of equal choices wins.
 //! - A generated text is greedy and ends before the first stop text; a rule ([`Accept`]) compares it with the targets.
 //! - Standard errors take the item as the independent unit. Differences from a reference are taken per item (paired).
 

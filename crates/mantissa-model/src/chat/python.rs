@@ -419,7 +419,7 @@ fn write_quoted(out: &mut dyn Write, text: &str) -> std::fmt::Result {
             '\t' => out.write_str("\\t")?,
             c if c == quote => write!(out, "\\{c}")?,
             c if c < ' ' || ('\u{7f}'..='\u{a0}').contains(&c) || c == '\u{ad}' => {
-                write!(out, "\\x{:02x}", c as u32)?
+                write!(out, "\\x{:02x}", c as u32)?;
             }
             c => out.write_char(c)?,
         }
