@@ -141,10 +141,13 @@ impl Recurrent {
     }
 }
 
+/// Parses a mixer.
+type ParseMixer = Box<dyn Fn(Fields<'_>, &Around) -> Result<Recurrent, ConfigError>>;
+
 /// Rules of a mixer of the list.
 pub(crate) struct Rules {
     /// Parses the mixer.
-    pub(crate) mixer: Box<dyn Fn(Fields<'_>, &Around) -> Result<Recurrent, ConfigError>>,
+    pub(crate) mixer: ParseMixer,
     /// Parses the halves of each of this number of layers.
     pub(crate) halves: fn(Fields<'_>, usize) -> Result<Halves, ConfigError>,
     /// Parses the number of layers, if `num_hidden_layers` does not state it.
