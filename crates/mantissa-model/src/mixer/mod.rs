@@ -2,8 +2,9 @@
 //!
 //! A mixer lists its parameters, projects the layer's input, and mixes the tokens of each sequence into the input
 //! of its output projection. Its state is in f32: the last inputs of a causal convolution and, for most mixers, one matrix
-//! per head, all of constant size; or the keys of a window and entries for earlier tokens (`compressed`). Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
-//! independent, so it has the same bits on any number of threads.
+//! per head, all of constant size; or the keys of a window and entries for earlier tokens (`compressed`). Tokens are read in
+//! order, so a sequence has the same bits in any split into passes, and heads are independent, so it has the same bits on any
+//! number of threads.
 //!
 //! This file is the list of mixers. A mixer is a file here, with its sizes, the fields of `config.json` that state them, its
 //! parameters, its computation, and its keys and limits in GGUF (trait [`Mixer`](frame::Mixer)).
@@ -140,10 +141,13 @@ impl Recurrent {
     }
 }
 
+/// Parses a mixer.
+type ParseMixer = Box<dyn Fn(Fields<'_>, &Around) -> Result<Recurrent, ConfigError>>;
+
 /// Rules of a mixer of the list.
 pub(crate) struct Rules {
     /// Parses the mixer.
-    pub(crate) mixer: Box<dyn Fn(Fields<'_>, &Around) -> Result<Recurrent, ConfigError>>,
+    pub(crate) mixer: ParseMixer,
     /// Parses the halves of each of this number of layers.
     pub(crate) halves: fn(Fields<'_>, usize) -> Result<Halves, ConfigError>,
     /// Parses the number of layers, if `num_hidden_layers` does not state it.
