@@ -9,9 +9,9 @@ use crate::fields::{ConfigError, Fields, MAX_LAYERS};
 pub enum Mixing {
     /// Attention, with keys and values in the cache.
     Attention,
-    /// A [`Recurrent`] mixer, with a state of constant size in the cache.
+    /// A [`Recurrent`](super::Recurrent) mixer, with a state of constant size in the cache.
     Recurrent,
-    /// Attention and a [`Recurrent`] mixer on the same input, whose results are added.
+    /// Attention and a [`Recurrent`](super::Recurrent) mixer on the same input, whose results are added.
     Both,
     /// None: the layer is an MLP.
     None,

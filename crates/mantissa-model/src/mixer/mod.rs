@@ -7,7 +7,7 @@
 //! number of threads.
 //!
 //! This file is the list of mixers. A mixer is a file here, with its sizes, the fields of `config.json` that state them, its
-//! parameters, its computation, and its keys and limits in GGUF (trait [`Mixer`](frame::Mixer)).
+//! parameters, its computation, and its keys and limits in GGUF (trait `Mixer`).
 
 mod blocks;
 mod channel_delta;
