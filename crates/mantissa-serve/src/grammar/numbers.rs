@@ -84,7 +84,7 @@ fn is_kept(number: &Number) -> bool {
 /// True if `number` is no i64, and a reply that equals it cannot be told from its neighbours.
 fn is_large(number: &Number) -> bool {
     let value = number.as_f64().unwrap_or(f64::NAN);
-    value >= I64_END || value < -I64_END
+    !(-I64_END..I64_END).contains(&value)
 }
 
 /// True if no value on the wrong side of the `number` of keyword `bound` is allowed.
