@@ -20,17 +20,19 @@ use super::{ApiError, App, unknown};
 use crate::engine::Caller;
 use crate::options::Limits;
 
-/// Body of a request, parsed, and its bytes.
-pub(crate) struct Body<T>(pub(crate) T, pub(crate) usize);
+/// Body of a request, parsed, and its bytes. `CHECKED`: fields that `T` does not read are refused.
+pub(crate) struct Body<T, const CHECKED: bool = true>(pub(crate) T, pub(crate) usize);
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Body<T> {
+impl<T: DeserializeOwned + Send + 'static, const CHECKED: bool> FromRequest<Arc<App>> for Body<T, CHECKED> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let depth = app.limits.depth;
         let read = move |bytes: &[u8]| {
             let (value, ignored) = parse(bytes, depth)?;
-            unknown::check_ignored(bytes, &ignored)?;
+            if CHECKED {
+                unknown::check_ignored(bytes, &ignored)?;
+            }
             Ok(Body(value, bytes.len()))
         };
         parsed(request, app, read).await

@@ -188,6 +188,9 @@ pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
         ("top_k", "top_k"),
         ("stop_sequences", "stop"),
         ("stream", "stream"),
+        ("min_p", "min_p"),
+        ("seed", "seed"),
+        ("sampler", "sampler"),
         ("return_progress", "return_progress"),
     ];
     take(body, &names, &mut out);
@@ -273,10 +276,13 @@ fn response_format(format: &Value, types: &[&str], path: &str) -> Result<Option<
 pub(crate) const ANTHROPIC_FIELDS: &[&str] = &[
     "max_tokens",
     "messages",
+    "min_p",
     "model",
     "output_config",
     "output_format",
     "return_progress",
+    "sampler",
+    "seed",
     "stop_sequences",
     "stream",
     "system",

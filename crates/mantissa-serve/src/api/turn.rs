@@ -100,7 +100,7 @@ impl Turn {
     }
 }
 
-/// Conversation to be rendered.
+/// Conversation to be rendered: of a chat request, whose other fields leave the text as it is.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct TemplateRequest {
     model: Option<String>,
@@ -129,7 +129,7 @@ pub(crate) struct TemplateResponse {
 pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Body(request, bytes): Body<TemplateRequest>,
+    Body(request, bytes): Body<TemplateRequest, false>,
 ) -> Result<Json<TemplateResponse>, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
     let work = move |app: &Preparation| {
