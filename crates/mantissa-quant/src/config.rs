@@ -1,11 +1,11 @@
 //! Configuration of a model on disk.
 
-use mantissa_model::{LoadError, ModelConfig};
+use mantissa_model::{LoadError, ModelConfig, WeightSource, end_tokens};
 use mantissa_store::convention::ModelFiles;
 
 use crate::error::Result;
 
-/// Reads the configuration of a model.
+/// Reads the configuration of a model, with the end tokens that any of its files states.
 ///
 /// # Errors
 /// [`LoadError`] if there is none or a field is wrong.
@@ -19,5 +19,9 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     let mut config =
         ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
     config.find_names(|name| source.has(name));
+    if let Some(dir) = WeightSource::dir(source) {
+        let tokens = end_tokens::of_folder(dir, &config.eos_token_ids).map_err(LoadError::from)?;
+        config.eos_token_ids = tokens.ids();
+    }
     Ok(config)
 }

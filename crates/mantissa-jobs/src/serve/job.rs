@@ -240,13 +240,14 @@ impl Serve {
 }
 
 impl PreparedServe {
-    /// Answers requests until the host asks for a stop.
+    /// Answers requests until the host asks for a stop. Tells `announce` when a stop is orderly from now on; nothing is
+    /// served if it returns false.
     ///
     /// # Errors
     /// The system allows no threads or the listener fails.
-    pub fn run(self, host: &Host) -> Result<()> {
-        let PreparedServe { server, listener, .. } = self;
-        Ok(host.until_stopped(|stops| server.run(listener, stops))?)
+    pub fn run(self, host: &Host, announce: impl FnOnce(&ServeReport) -> bool) -> Result<()> {
+        let PreparedServe { server, listener, report } = self;
+        Ok(host.until_stopped(|stops| if announce(&report) { server.run(listener, stops) } else { Ok(()) })?)
     }
 }
 
@@ -277,7 +278,7 @@ impl Job for Serve {
         let named = self.models.first().map_or(Path::new(""), |first| first.model.named());
         let prepared = self.prepare(ServeServices::of(host, named)?, host)?;
         let report = prepared.report.clone();
-        prepared.run(host)?;
+        prepared.run(host, |_| true)?;
         Ok(report)
     }
 }

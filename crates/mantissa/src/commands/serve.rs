@@ -50,8 +50,13 @@ impl Execute for Args {
             log: context.prints_notes().then_some(log),
         };
         let server = self.job().prepare(services, context)?;
-        let report = &server.report;
-        context.report(report, |out| writeln!(out, "{} serves {}", report.url, report.models.join(", ")))?;
-        Ok(server.run(context)?)
+        let mut told = Ok(());
+        server.run(context, |report| {
+            let line =
+                |out: &mut dyn Write| writeln!(out, "{} serves {}", report.url, report.models.join(", "));
+            told = context.report(report, line);
+            told.is_ok()
+        })?;
+        told
     }
 }
