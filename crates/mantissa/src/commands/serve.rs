@@ -3,6 +3,7 @@
 mod args;
 mod grammars;
 
+use std::io::Write;
 use std::sync::Arc;
 
 use anyhow::Result;

@@ -57,6 +57,14 @@ pub fn whole() -> bool {
     std::env::var_os("MANTISSA_TESTS").is_some_and(|tests| tests == "all")
 }
 
+/// True if this member of a sweep runs in `.ci/nightly` only; says so.
+pub fn left_to_nightly() -> bool {
+    if !whole() {
+        eprintln!("left to .ci/nightly (MANTISSA_TESTS=all runs it)");
+    }
+    !whole()
+}
+
 /// Takes every `step`th of `all`, the first included; everything if sweeps run [`whole`].
 pub fn sampled<T>(all: impl IntoIterator<Item = T>, step: usize) -> impl Iterator<Item = T> {
     all.into_iter().step_by(if whole() { 1 } else { step })
