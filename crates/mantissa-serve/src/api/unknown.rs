@@ -42,8 +42,8 @@ const WITHOUT_EFFECT: &[&str] = &[
 /// Values of other fields that ask for what happens anyway.
 fn is_default(name: &str, value: &Value) -> bool {
     match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Bool(true) => name == "skip_special_tokens",
+        Value::Null => true,
+        Value::Bool(flag) => *flag == (name == "skip_special_tokens"),
         Value::String(text) => {
             text.is_empty()
                 || matches!(
