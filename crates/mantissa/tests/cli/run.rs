@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::chat;
-use crate::support::{command, fail, json as run_json, root, stderr, text};
+use crate::support::{command, fail, json as run_json, root, stderr, succeed, text};
 
 /// Runs the binary with `input` on standard input: standard output and standard error.
 fn with_input(arguments: &[&str], input: &str) -> (String, String) {
@@ -17,6 +17,36 @@ fn with_input(arguments: &[&str], input: &str) -> (String, String) {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     (String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
+}
+
+/// A folder, a GGUF file made of it, and a folder made of that stop at the same token, whichever file states it.
+#[test]
+fn a_model_stops_at_the_same_token_in_every_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let (model, gguf, back) = (place("m"), place("m.gguf"), place("back"));
+    std::fs::create_dir(&model).unwrap();
+    for file in std::fs::read_dir(root().join("crates/mantissa-jobs/demo/model")).unwrap() {
+        let file = file.unwrap().path();
+        std::fs::copy(&file, model.join(file.file_name().unwrap())).unwrap();
+    }
+    let run = |model: &std::path::Path| {
+        run_json(&["run", text(model), "-p", "Once upon a time", "-n", "20", "--json", "--quiet"])
+    };
+    // A token of the text that no config names, new in the text.
+    let whole = run(&model);
+    let tokens = whole["tokens"].as_array().unwrap();
+    let at = (4..tokens.len()).find(|&n| !tokens[..n].contains(&tokens[n])).unwrap();
+    let end = &tokens[at];
+    std::fs::write(model.join("generation_config.json"), json!({ "eos_token_id": [end] }).to_string())
+        .unwrap();
+    let stopped = run(&model);
+    assert_eq!(stopped["tokens"].as_array().unwrap(), &tokens[..at], "{stopped}");
+    succeed(&["convert", text(&model), "--format", "gguf", "--out", text(&gguf), "--quiet"]);
+    assert_eq!(run(&gguf)["text"], stopped["text"]);
+    succeed(&["quantize", text(&gguf), "--recipe", "w8a16", "--out", text(&back), "--quiet"]);
+    let listed = run_json(&["inspect", text(&back), "--json"])["end_tokens"].clone();
+    assert!(listed.as_array().unwrap().iter().any(|token| token["id"] == *end), "{listed}");
 }
 
 #[test]
