@@ -60,9 +60,17 @@ pub struct ProbeDifference {
 }
 
 impl std::fmt::Display for ProbeDifference {
+    /// Writes the text, and the tokens of the second tokenizer and the first from the first difference on.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [ours, theirs] = &self.ids;
-        write!(f, "{:?} is {ours:?} in the one and {theirs:?} in the other", self.text)
+        const SHOWN: usize = 6;
+        let [expected, got] = &self.ids;
+        let at = expected.iter().zip(got).take_while(|(a, b)| a == b).count();
+        let shown = |ids: &[u32]| {
+            let some = ids[at..].iter().take(SHOWN).map(u32::to_string).collect::<Vec<_>>().join(", ");
+            if ids.len() > at + SHOWN { some + ", …" } else { some }
+        };
+        let (expected, got) = (shown(expected), shown(got));
+        write!(f, "{:?} is [{got}] from token {at} on, expected [{expected}]", self.text)
     }
 }
 

@@ -11,7 +11,7 @@ use super::import::tokenizer_json;
 use super::pre_tokenizers::{GPT2, PRE_TOKENIZERS};
 use super::{MERGED, SPACE, TOKENIZER_NOTE, token_type};
 use crate::config::read_json;
-use crate::tokenizer::{Bos, MAX_FILE, ProbeDifference, Tokenizer, TokenizerError, special_text};
+use crate::tokenizer::{Bos, MAX_FILE, Tokenizer, TokenizerError, special_text};
 
 /// Score of a token that no merge makes.
 const UNREACHABLE: f32 = -1e9;
@@ -58,10 +58,8 @@ pub fn export(dir: &Path, rows: usize, merged: bool) -> Result<Exported, Tokeniz
     let read = tokenizer_json(&metadata)?;
     let read = Tokenizer::from_json(&tokenizer.path, read.to_string().as_bytes())?;
     if let Some(difference) = tokenizer.first_probe_difference(&read)? {
-        let ProbeDifference { text, ids: [ours, theirs] } = difference;
-        let note = format!(
-            "the tokenizer of the GGUF file encodes other tokens than tokenizer.json: {text:?} is {theirs:?}, expected {ours:?}"
-        );
+        let note =
+            format!("the tokenizer of the GGUF file encodes other tokens than tokenizer.json: {difference}");
         exported.metadata.push((TOKENIZER_NOTE.to_owned(), Value::String(note.clone())));
         exported.notes.push(note);
     }
