@@ -30,7 +30,7 @@ pub struct Artifact<'a> {
     pub place: &'a Path,
     /// Its files.
     pub files: &'a ModelFiles,
-    /// What the rules look at.
+    /// Subject of the rules.
     pub subject: &'a Subject,
     /// Place and files of the unquantized model that it was made from, if known.
     pub source: Option<(&'a Path, &'a ModelFiles)>,

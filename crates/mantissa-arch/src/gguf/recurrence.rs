@@ -6,9 +6,9 @@ use super::architecture::Fixed;
 /// Recurrent mixers of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recurrence {
-    /// What states the layers that have them in a file.
+    /// Keys or tensors of a file that state the layers that have them.
     pub layers: MixerLayers,
-    /// What states them in `config.json`.
+    /// Fields of `config.json` that state these layers.
     pub types: LayerTypes,
     /// Fields of `config.json` under the names of [`crate::Architecture`], and what a file has for them.
     pub fields: &'static [&'static [(&'static str, Stated)]],
@@ -35,7 +35,7 @@ impl Recurrence {
     };
 }
 
-/// What states the layers with a mixer in a file.
+/// Source of the layers with a mixer in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MixerLayers {
     /// `attention.head_count_kv` lists 0 for them.
@@ -46,7 +46,7 @@ pub enum MixerLayers {
     Every,
 }
 
-/// What states the layers with a mixer in `config.json`.
+/// Source of the layers with a mixer in `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerTypes {
     /// `layer_types`, with this name.
@@ -60,7 +60,7 @@ pub enum LayerTypes {
     None,
 }
 
-/// What a file has for a field of `config.json`; keys are those after the architecture's name.
+/// Value of a file for a field of `config.json`; keys are those after the architecture's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stated {
     /// The size in a key.

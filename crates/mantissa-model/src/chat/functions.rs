@@ -6,7 +6,8 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 use serde_json::Value as Json;
 
-use super::{python, time};
+use super::python::{self, invalid};
+use super::time;
 
 /// Begins the text of an error that a template raised.
 pub(super) const RAISED: &str = "raised: ";
@@ -113,10 +114,6 @@ fn tojson(value: &Value, positional: Rest<Value>, options: Kwargs) -> Result<Str
     let mut out = String::new();
     write_json(&mut out, &json, &options, 0);
     Ok(out)
-}
-
-fn invalid(what: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what.into())
 }
 
 fn write_json(out: &mut String, value: &Json, options: &JsonOptions, depth: usize) {

@@ -11,7 +11,8 @@ use minijinja::{Error, ErrorKind, State, Value};
 /// Longest text that padding adds, in bytes.
 const MAX_WIDTH: usize = 1 << 16;
 
-fn invalid(what: impl Into<String>) -> Error {
+/// Makes the error of a call with wrong arguments.
+pub(super) fn invalid(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what.into())
 }
 

@@ -8,16 +8,13 @@ use mantissa_store::{json, regular};
 use serde_json::Value as Json;
 
 use super::import::tokenizer_json;
-use super::pre_tokenizers::{GPT2, PRE_TOKENIZERS};
+use super::pre_tokenizers::{GPT2, PRE_TOKENIZERS, PUNCTUATION};
 use super::{MERGED, SPACE, TOKENIZER_NOTE, token_type};
 use crate::config::read_json;
 use crate::tokenizer::{Bos, MAX_FILE, Tokenizer, TokenizerError, special_text};
 
 /// Score of a token that no merge makes.
 const UNREACHABLE: f32 = -1e9;
-
-/// Punctuation in runs, as Falcon's name in GGUF has it.
-const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 
 /// Tokenizer of a model folder as GGUF metadata.
 #[derive(Clone, Debug)]
