@@ -68,6 +68,11 @@ impl ErrorStats {
         self.max_error = self.max_error.max(other.max_error);
     }
 
+    /// Sum of the squares of the source's elements.
+    pub fn power(&self) -> f64 {
+        self.squared_value
+    }
+
     /// True if no error was infinite or NaN.
     pub fn is_finite(&self) -> bool {
         self.squared_error.is_finite()

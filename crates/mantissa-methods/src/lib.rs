@@ -27,6 +27,7 @@ pub mod error_gate;
 pub mod gptq;
 pub mod method;
 pub mod metric;
+pub mod range;
 pub mod reconstruction;
 pub mod rtn;
 pub mod solved;

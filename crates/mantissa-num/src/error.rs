@@ -80,6 +80,28 @@ pub enum TensorError {
         /// The element.
         element: &'static str,
     },
+    /// Finite values for which a scale would have to be infinite.
+    #[error(
+        "expected magnitudes within reach of {scheme}, got up to {amax:e}: its largest scale is smaller; fix: keep this tensor or store it as bf16 or f32"
+    )]
+    OutOfReach {
+        /// The largest magnitude.
+        amax: f32,
+        /// The scheme.
+        scheme: String,
+    },
+    /// Values below the smallest scale or element, of which rounding leaves nothing.
+    #[error(
+        "expected magnitudes within reach of {scheme}, got at most {amax:e}: its smallest scale or element is larger, and the tensor would be lost (SQNR {sqnr_db:.1} dB); fix: keep this tensor or store it as bf16 or f32"
+    )]
+    Underflow {
+        /// The largest magnitude.
+        amax: f32,
+        /// The scheme.
+        scheme: String,
+        /// SQNR in dB of what rounding leaves.
+        sqnr_db: f64,
+    },
 }
 
 impl TensorError {

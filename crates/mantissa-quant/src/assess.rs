@@ -12,7 +12,7 @@ use mantissa_store::convention::ModelFiles;
 
 use crate::error::{Exceeded, GateFailure, NotVerified, QuantError, Result};
 use crate::journal::Journal;
-use crate::load::load_check;
+use crate::load::{load_check, load_check_of_ids};
 use crate::measure::figures::Evaluation;
 use crate::measure::tasks::TaskRun;
 use crate::plan::{Check, Plan};
@@ -135,7 +135,10 @@ pub(crate) fn sealed(
     staged: &Path,
     out: &Path,
 ) -> Result<Option<(Verification, Duration)>> {
-    if let Err(error) = load_check(staged) {
+    // A tokenizer that the source has and that cannot be read is kept, with a note.
+    let opaque = plan.gguf.as_ref().is_some_and(|layout| layout.opaque_tokenizer);
+    let checked = if opaque { load_check_of_ids(staged) } else { load_check(staged) };
+    if let Err(error) = checked {
         return Err(match error.class() {
             ErrorClass::Environment => error,
             ErrorClass::Input => QuantError::NotLoadable { out: out.to_owned(), error: Box::new(error) },

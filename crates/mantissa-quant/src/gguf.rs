@@ -5,6 +5,7 @@
 //! requires.
 
 mod architecture;
+mod carried;
 mod compressed;
 mod factors;
 mod keys;
@@ -41,9 +42,6 @@ use parameters::{Adding, dense_name};
 pub(crate) use parameters::{heads, linear_of, parameters, values};
 use schemes::{fitting, fitting_in, plain, source_scheme};
 pub(crate) use ternary::quantize as quantize_ternary;
-
-/// Keys of a GGUF source that only the writer of a file decides.
-const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.quantization_version"];
 
 /// Replaces schemes whose blocks do not divide a row and returns the modules, each with the reason. Layers that become
 /// several tensors are left out, unless those are whole rows under a scheme without a separate factor, and, if the method of
@@ -99,6 +97,8 @@ impl Layout {
             order: order_of(architecture, config),
             rope_factors: rope_factors(architecture, config),
             unread: streams::unread(architecture, config, weights),
+            carried: Vec::new(),
+            opaque_tokenizer: false,
             notes: architecture::notes(architecture, config),
         };
         let planned = linears.iter().map(|linear| (linear.info.module.as_str(), linear)).collect();
@@ -130,6 +130,10 @@ impl Layout {
             layout.tensors.push(GgufTensorSpec::new(*name, GgmlType::F32, [factors.len()]));
         }
         layout.tensors.extend(layout.unread.iter().cloned());
+        if let Some(model) = source.gguf() {
+            layout.carried = carried::tensors(model, architecture, config, &layout.tensors);
+            layout.tensors.extend(layout.carried.iter().cloned());
+        }
         let ty = block_type(&weights.format).unwrap_or(GgmlType::F16);
         let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
         let name = name_of(source);
@@ -140,7 +144,7 @@ impl Layout {
         layout.metadata.extend(rope_metadata(architecture, &config.rope));
         let lists = lists.into_iter();
         layout.metadata.extend(lists.map(|(key, list)| (key.to_owned(), Value::Array(ValueType::F32, list))));
-        layout.put_tokenizer(source, config)?;
+        layout.put_tokenizer(source, config, job)?;
         Ok(layout)
     }
 
@@ -230,15 +234,13 @@ impl Layout {
         Some(scheme)
     }
 
-    /// Adds the tokenizer. A GGUF source has it in its own metadata, with descriptions of the model.
-    fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig) -> Result<()> {
+    /// Adds the tokenizer. A GGUF source has it among its keys, all of which are kept.
+    fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig, job: &WeightJob) -> Result<()> {
         if let Some(model) = source.gguf() {
-            let is_model_key = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.");
-            for (key, value) in model.metadata().iter().filter(|(key, _)| is_model_key(key)) {
-                if !DECIDED.contains(&key) && !self.metadata.iter().any(|(name, _)| name == key) {
-                    self.metadata.push((key.to_owned(), value.clone()));
-                }
-            }
+            carried::keys(&mut self.metadata, model, self.architecture, job);
+            let note = carried::note_on_tokenizer(source);
+            self.opaque_tokenizer = note.is_some();
+            self.notes.extend(note);
             return Ok(());
         }
         let merged = self.architecture.merged_tokens;

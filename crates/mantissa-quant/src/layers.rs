@@ -19,8 +19,9 @@ use crate::gguf;
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
 use crate::plan::{Plan, Use, WeightJob};
+use crate::range;
 use crate::report::LayerReport;
-use crate::rounding::{dense_error, method_error, round_to_nearest, whole};
+use crate::rounding::{check_range, dense_error, method_error, round_to_nearest, whole};
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
 use crate::shared::Shared;
@@ -107,6 +108,11 @@ impl<'a> Layers<'a> {
                 convert::requantized(plan, files, info, scheme, outer)?
             }
         };
+        if let WeightJob::Quantize(_) = &plan.job
+            && range::is_suspect(&solved.stats)
+        {
+            check_range(plan, self.source, info, scheme, &self.weight(info)?, &solved.stats)?;
+        }
         // Notes of the transform: gaps in the calibration, and scales that did not help.
         if let Some(prepared) = self.prepared {
             solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
@@ -333,6 +339,7 @@ impl<'a> Layers<'a> {
         let weights = importance.map(|importance| importance.of(&plan.config, info)).transpose()?.flatten();
         let stats = rtn::stream_blocks(codec, &w, shape, weights.as_deref(), plan.options.threads, sink);
         let stats = stats.map_err(|error| dense_error(self.source, info, error))?;
+        check_range(plan, self.source, info, scheme, &w, &stats)?;
         let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);
         let notes =
             importance.map_or_else(Vec::new, |given| note_missing_importance(given, weights.is_none()));

@@ -61,7 +61,7 @@ pub mod verify;
 mod jobs;
 
 use mantissa_methods::metric;
-pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, registry, rtn, smooth, spqr};
+pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, range, registry, rtn, smooth, spqr};
 use mantissa_methods::{dequantize, error_stats, orthogonal};
 
 pub use cache_scales::of_source as stored_kv_scheme;

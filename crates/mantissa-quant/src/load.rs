@@ -23,6 +23,14 @@ pub fn load_check(model: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Like [`load_check`], for a GGUF file whose tokenizer cannot be read and that runs on token ids.
+///
+/// # Errors
+/// Errors of [`load_check`].
+pub(crate) fn load_check_of_ids(model: &Path) -> Result<()> {
+    loadable(&ModelFiles::open(model)?)
+}
+
 /// Checks a source whose headers were read, like [`load_check`]. The tokenizer in GGUF metadata is left out, because no
 /// output copies it.
 ///

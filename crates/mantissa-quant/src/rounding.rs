@@ -2,8 +2,7 @@
 
 use mantissa_methods::{MethodError, Solved};
 use mantissa_model::LinearInfo;
-use mantissa_num::format::Affine;
-use mantissa_num::{Code, Format, Scheme, TensorError, quantize_with_scales};
+use mantissa_num::{Scheme, TensorError, quantize_with_scales};
 use mantissa_store::{Error, ErrorClass};
 use mantissa_train::TrainError;
 
@@ -12,8 +11,9 @@ use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
 use crate::plan::Plan;
+use crate::range;
 use crate::rtn;
-use crate::source::{self, DenseError, DenseTensor, Scratch, WeightReader as _};
+use crate::source::{DenseError, DenseTensor, Scratch, WeightReader as _};
 use crate::spqr;
 
 /// Returns all values of a weight as f32.
@@ -43,11 +43,6 @@ pub(crate) fn round_to_nearest(
     }
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
-    if !solved.stats.is_finite() {
-        // Infinite errors come either from values outside the element's range or from the source itself.
-        let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
-        whole.map_err(|error| dense_error(source, info, error))?;
-    }
     match plan.outliers(info) {
         0 => Ok(solved),
         count => with_outliers(source, info, w, count, solved),
@@ -71,24 +66,17 @@ fn with_outliers(
     Ok(Solved { stats, ..solved })
 }
 
-/// Returns an error if a plain cast overflows: the `len` elements of `w` are finite, but the element would make some
-/// infinite.
-pub(crate) fn refuse_overflow<S>(
+/// Refuses a weight outside the range of `scheme`; `stats` is its error under it.
+pub(crate) fn check_range(
+    plan: &Plan,
+    source: &Folded<'_>,
+    info: &LinearInfo,
     scheme: &Scheme,
-    w: &S,
-    len: usize,
-    threads: usize,
-) -> std::result::Result<(), DenseError>
-where
-    S: source::WeightReader<Error = DenseError> + ?Sized,
-{
-    let amax = source::amax(w, len, threads)?;
-    match &scheme.format {
-        Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if amax.is_finite() => {
-            Err(TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name }.into())
-        }
-        _ => Ok(()),
-    }
+    w: &DenseTensor<'_>,
+    stats: &ErrorStats,
+) -> Result<()> {
+    range::check(scheme, w, (info.rows, info.cols), stats, plan.options.threads)
+        .map_err(|error| dense_error(source, info, error))
 }
 
 /// Adds the names of model and tensor to an error of a layer's weight.

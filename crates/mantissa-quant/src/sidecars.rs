@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use mantissa_store::convention::side_files;
+use mantissa_model::tokenizer::gguf::folder_files;
+use mantissa_store::convention::{Container, ModelFiles, gguf, side_files};
 use mantissa_store::{Error, Staging};
+use serde_json::Value;
 
 use crate::error::Result;
 use crate::quality::QUALITY_NAME;
@@ -34,4 +36,26 @@ pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         staging.copy(&path, name)?;
     }
     Ok(())
+}
+
+/// Returns a note on the tokenizer of a GGUF source that a model folder cannot have.
+pub(crate) fn note_on_tokenizer(source: &ModelFiles, container: Container) -> Option<String> {
+    let model = source.gguf().filter(|_| !container.is_one_file())?;
+    let error = folder_files(model.metadata()).err()?;
+    Some(format!(
+        "the tokenizer in the GGUF metadata is not converted to tokenizer.json ({error}); fix: copy it from the original model"
+    ))
+}
+
+/// Writes the tokenizer of a GGUF source as the files of a model folder, if it [can be](note_on_tokenizer).
+pub(crate) fn write_tokenizer(source: &gguf::Model, staging: &mut Staging) -> Result<()> {
+    for (name, content) in folder_files(source.metadata()).unwrap_or_default() {
+        write_json(staging, name, &content)?;
+    }
+    Ok(())
+}
+
+/// Writes a JSON file, indented.
+pub(crate) fn write_json(staging: &mut Staging, file: &str, value: &Value) -> Result<()> {
+    Ok(staging.write(file, format!("{value:#}\n").as_bytes())?)
 }

@@ -16,7 +16,7 @@ use crate::layers::QuantizedLayer;
 use crate::plan::{Options, Plan, PlannedLinear, model_not_storable};
 use crate::recipe::Recipe;
 use crate::rotate;
-use crate::rounding::round_to_nearest;
+use crate::rounding::{check_range, round_to_nearest};
 use crate::rtn;
 use crate::source::DenseTensor;
 
@@ -169,6 +169,7 @@ pub(crate) fn quantize(
 ) -> Result<QuantizedLayer> {
     let w = DenseTensor::of_linear(source, info)?;
     let solved = round_to_nearest(plan, source, info, scheme, &w, None)?;
+    check_range(plan, source, info, scheme, &w, &solved.stats)?;
     let tensors =
         plan.container.tensors(&plan.linear_plan(info, scheme), &solved.quantized, SideTensors::Nothing);
     let tensors = tensors.map_err(|error| {

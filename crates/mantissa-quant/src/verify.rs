@@ -3,8 +3,8 @@
 //! 1. Compares files with the manifest's hashes, and the hashes in `quality.json` with them and with the source's
 //!    files.
 //! 2. Decodes every quantized weight with the independent and the ordinary reader: equal bit for bit.
-//! 3. With the source: every weight is within the scheme's bound and has the recorded error; all other tensors are
-//!    equal byte for byte.
+//! 3. With the source: every weight is within the scheme's bound, keeps the source's signal and has the recorded error;
+//!    all other tensors are equal byte for byte.
 //! 4. Compares the logits of both readers: equal within 1e-4 of the largest.
 //! 5. With the evaluation text: measures the recorded figures again.
 //!
@@ -22,6 +22,7 @@ mod manifest;
 pub(crate) mod memory;
 mod recorded;
 mod reference;
+mod signal;
 mod trellis;
 mod weights;
 mod worst;

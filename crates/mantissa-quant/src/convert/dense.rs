@@ -18,12 +18,7 @@ pub(super) fn of_gguf(
     config: &ModelConfig,
     container: Container,
     linears: &[PlannedLinear],
-    notes: &mut Vec<String>,
 ) -> Result<Vec<Dense>> {
-    notes.push(
-        "the tokenizer in the GGUF metadata is not converted to tokenizer.json; fix: copy it from the original model"
-            .to_owned(),
-    );
     let mut all = Vec::new();
     for info in config.tensors() {
         let quantized = linears.iter().any(|linear| {

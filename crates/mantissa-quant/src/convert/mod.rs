@@ -33,8 +33,10 @@ use crate::gguf;
 use crate::load::loadable;
 use crate::plan::alternative;
 use crate::plan::{Dense, Layout, Options, Plan, PlannedLinear, WeightJob};
+use crate::range;
 use crate::row_order::order_of;
 use crate::rtn;
+use crate::sidecars::note_on_tokenizer;
 use crate::stacks::{self, only_fused, stack_of};
 use crate::unused;
 use mantissa_methods::Solved;
@@ -375,7 +377,7 @@ fn finish(
     )?;
     let mut notes = source.notes();
     let dense = match (source.gguf(), container.facts().experts) {
-        (Some(_), _) => dense::of_gguf(source, &config, container, &linears, &mut notes)?,
+        (Some(_), _) => dense::of_gguf(source, &config, container, &linears)?,
         (None, Experts::Stacked) => dense::decoded(source, &config, &linears)?,
         (None, _) => Vec::new(),
     };
@@ -384,6 +386,7 @@ fn finish(
         None => copied(source, &linears, &dense, kv.is_none(), &mut notes),
     };
     notes.extend(note_on_experts(source, container, &linears));
+    notes.extend(note_on_tokenizer(source, container));
     let first = linears.iter().find_map(|linear| linear.scheme.clone());
     let weights = first.unwrap_or_else(|| job.table().cloned().unwrap_or(Scheme::plain(Code::F32)));
     let layout = || Layout::new(source, &job, &weights, &config, &linears, &options);
@@ -485,8 +488,11 @@ pub(crate) fn requantized(
     if let Some(codec) = plan.blocks_of_ternary(scheme) {
         return gguf::quantize_ternary(codec, &values, rows, cols, plan.threads()).map_err(tensor);
     }
-    let rounded = rtn::quantize(scheme, &values, rows, cols, outer, plan.threads());
-    rounded.map(Solved::rounded).map_err(tensor)
+    let rounded = rtn::quantize(scheme, &values, rows, cols, outer, plan.threads()).and_then(|rounded| {
+        range::check(scheme, &values[..], (rows, cols), &rounded.1, plan.threads())?;
+        Ok(Solved::rounded(rounded))
+    });
+    rounded.map_err(tensor)
 }
 
 /// Recodes a layer to `scheme`, which holds its codes and scales without loss.

@@ -13,7 +13,6 @@ mod tuned;
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, LinearKind};
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Experts, ModelFiles};
@@ -34,7 +33,7 @@ use crate::plan::{Plan, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
-use crate::sidecars::copy_sidecars;
+use crate::sidecars::{copy_sidecars, write_json, write_tokenizer};
 use crate::tables;
 use crate::transform::{self, Prepared};
 
@@ -116,13 +115,7 @@ impl Folder {
         }
         match source.gguf() {
             None => copy_sidecars(source.dir(), staging)?,
-            // A GGUF source has its tokenizer in the metadata. Conversions leave it out, with a note.
-            Some(model) if plan.job.recipe().is_some() => {
-                for (name, content) in folder_files(model.metadata()).unwrap_or_default() {
-                    write_json(staging, name, &content)?;
-                }
-            }
-            Some(_) => {}
+            Some(model) => write_tokenizer(model, staging)?,
         }
         Ok(())
     }
@@ -394,8 +387,4 @@ impl Run<'_, '_> {
         self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
         Ok(report)
     }
-}
-
-fn write_json(staging: &mut Staging, file: &str, value: &Value) -> Result<()> {
-    Ok(staging.write(file, format!("{value:#}\n").as_bytes())?)
 }

@@ -6,7 +6,6 @@ mod mixes;
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_methods::method::Scope;
-use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
@@ -24,6 +23,7 @@ use crate::plan::alternative;
 use crate::plan::{Methods, Options, Plan, PlannedLinear, Use, WeightJob, scheme_of};
 use crate::recipe::{Glob, Recipe};
 use crate::rotate;
+use crate::sidecars::note_on_tokenizer;
 use crate::stacks;
 use crate::tables::Tables;
 use crate::tensors::{EXPERTS_APART, output_of_linears, output_specs};
@@ -132,15 +132,6 @@ impl Plan {
         loadable(source)?;
         Ok(plan)
     }
-}
-
-/// Returns a note on the tokenizer of a GGUF source that a model folder cannot have.
-fn note_on_tokenizer(source: &ModelFiles, container: Container) -> Option<String> {
-    let model = source.gguf().filter(|_| !container.is_one_file())?;
-    let error = folder_files(model.metadata()).err()?;
-    Some(format!(
-        "the tokenizer in the GGUF metadata is not converted to tokenizer.json ({error}); fix: copy it from the original model"
-    ))
 }
 
 /// Returns the note of a format that not all readers load with the group of each column.

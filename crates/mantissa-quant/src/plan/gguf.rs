@@ -21,6 +21,10 @@ pub(crate) struct Layout {
     pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,
     /// Tensors that nothing reads, filled with zeros.
     pub(crate) unread: Vec<GgufTensorSpec>,
+    /// Tensors of a GGUF source that no parameter of the model is, copied byte for byte.
+    pub(crate) carried: Vec<GgufTensorSpec>,
+    /// True if the source's tokenizer is kept and cannot be read here.
+    pub(crate) opaque_tokenizer: bool,
     pub(crate) notes: Vec<String>,
 }
 

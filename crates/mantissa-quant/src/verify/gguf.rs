@@ -338,6 +338,12 @@ fn matrix(shape: &[usize]) -> (usize, usize) {
     (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product())
 }
 
+/// Returns the bits per weight of a type.
+pub(super) fn bits_per_weight(ty: BlockType) -> f64 {
+    let (elements, bytes) = ty.block();
+    8.0 * bytes as f64 / elements.max(1) as f64
+}
+
 /// A tensor from the ordinary reader, row by row.
 enum Ordinary<'a> {
     /// Unquantized and in its order: read on demand.
@@ -452,10 +458,7 @@ impl TensorCheck<'_> {
         let grain = (PANEL / cols.max(1)).max(1);
         let check = |range: Range<usize>| self.panel(range, &ordinary, source.as_ref(), (tensor.ty, factor));
         let all = map_reduce_fixed(threads, rows, grain, check, Ok(Rows::default()), |all, part| {
-            let (mut all, part): (Rows, Rows) = (all?, part?);
-            all.difference = all.difference.or(part.difference);
-            all.worst.take(part.worst);
-            Ok::<_, QuantError>(all)
+            Ok::<_, QuantError>(Rows::merge(all?, part?))
         })?;
         found.weights += 1;
         found.faults.extend(all.difference);
@@ -465,6 +468,7 @@ impl TensorCheck<'_> {
             if self.bounded && all.worst.ratio > 1.0 {
                 found.faults.push(all.worst.text(name));
             }
+            all.signal.judge(name, bits_per_weight(tensor.ty), found);
         }
         Ok(())
     }
@@ -538,6 +542,7 @@ impl TensorCheck<'_> {
         }
         for (i, (w, ours)) in w.chunks(cols).zip(ours.chunks(cols)).enumerate() {
             worst_of_row((ty, factor, self.weighed), range.start + i, w, ours, &mut found.worst);
+            found.signal.add(w, ours);
         }
         Ok(found)
     }

@@ -2,7 +2,8 @@
 
 use mantissa_verify::gguf::SplitTensor;
 
-use super::gguf::TensorCheck;
+use super::gguf::{TensorCheck, bits_per_weight};
+use super::signal::Signal;
 use super::worst::{Worst, worst_of_row};
 use crate::error::Result;
 use crate::gguf::heads;
@@ -55,18 +56,21 @@ impl TensorCheck<'_> {
                 *place = *w;
             }
         }
-        let mut worst = Worst::default();
+        let (mut worst, mut signal, mut bits) = (Worst::default(), Signal::default(), f64::INFINITY);
         for ((tensor, decoded), w) in decoded.iter().zip(&expected) {
             let width = usize::try_from(tensor.dims[0]).unwrap_or(1).max(1);
             for (row, (w, decoded)) in w.chunks(width).zip(decoded.chunks(width)).enumerate() {
                 worst_of_row((tensor.ty, 1.0, self.weighed), row, w, decoded, &mut worst);
+                signal.add(w, decoded);
             }
+            bits = bits.min(bits_per_weight(tensor.ty));
         }
         found.compared += 1;
         found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(worst.ratio));
         if self.bounded && worst.ratio > 1.0 {
             found.faults.push(worst.text(name));
         }
+        signal.judge(name, bits, found);
         Ok(())
     }
 }

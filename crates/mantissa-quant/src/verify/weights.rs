@@ -16,7 +16,6 @@ use super::reference::source_weight;
 use super::worst::{Rows, worst_error, worst_of_row};
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
-use crate::error_stats::ErrorStats;
 use crate::fold::Folded;
 use crate::plan::rounds_each;
 use crate::quality::Verification;
@@ -82,22 +81,23 @@ impl WeightCheck<'_> {
         let coded = Coded { q, order, extras: &linear.transforms.extras };
         let check = |range: Range<usize>| self.rows(range, &coded, &ours, source.as_ref());
         let all = map_reduce_fixed(threads, *rows, grain, check, Ok(Rows::default()), |all, part| {
-            let (mut all, part): (Rows, Rows) = (all?, part?);
-            all.difference = all.difference.or(part.difference);
-            all.worst.take(part.worst);
-            all.error.merge(&part.error);
-            Ok::<_, QuantError>(all)
+            Ok::<_, QuantError>(Rows::merge(all?, part?))
         })?;
         found.faults.extend(all.difference);
         if source.is_some() {
             found.compared += 1;
             found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(all.worst.ratio));
             if let Some(recorded) = self.recorded.filter(|_| self.errors) {
-                found.faults.extend(recorded::error_fault(module, &recorded.error, &all.error.report()));
+                found.faults.extend(recorded::error_fault(
+                    module,
+                    &recorded.error,
+                    &all.signal.error.report(),
+                ));
             }
             if self.bounded() && all.worst.ratio > 1.0 {
                 found.faults.push(all.worst.text(module));
             }
+            all.signal.judge(module, q.format.bits_per_weight(*rows, *cols), found);
         }
         Ok(())
     }
@@ -144,9 +144,7 @@ impl WeightCheck<'_> {
                     Some(ty) => worst_of_row((ty, 1.0, false), row, w, &ours, &mut found.worst),
                     None => worst_error(q, bound, row, w, &ours, &mut found.worst),
                 }
-                if self.errors {
-                    found.error.merge(&ErrorStats::of_values(w, &ours));
-                }
+                found.signal.add(w, &ours);
             }
         }
         Ok(found)

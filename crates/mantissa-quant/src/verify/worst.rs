@@ -3,7 +3,7 @@
 use mantissa_num::{Code, Quantized};
 use mantissa_verify::gguf::{BlockType, allowed, bound_group};
 
-use crate::error_stats::ErrorStats;
+use super::signal::Signal;
 
 /// Results of checking some rows.
 #[derive(Default)]
@@ -11,7 +11,17 @@ pub(super) struct Rows {
     /// First element that the readers decode differently.
     pub(super) difference: Option<String>,
     pub(super) worst: Worst,
-    pub(super) error: ErrorStats,
+    pub(super) signal: Signal,
+}
+
+impl Rows {
+    /// Adds the rows that follow.
+    pub(super) fn merge(mut self, next: Rows) -> Rows {
+        self.difference = self.difference.or(next.difference);
+        self.worst.take(next.worst);
+        self.signal.merge(&next.signal);
+        self
+    }
 }
 
 /// Element with the largest error.

@@ -16,6 +16,9 @@ use crate::grammar::{Confinement, Grammars};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options, Reasoning};
 
+/// Routes with their description.
+pub(crate) type Endpoints = utoipa_axum::router::OpenApiRouter<Arc<App>>;
+
 /// Bytes of a unit of memory for bodies. Bodies below it take none.
 pub(super) const BODY_UNIT: usize = 64 << 10;
 

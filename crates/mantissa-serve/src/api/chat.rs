@@ -9,6 +9,7 @@ use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::answer::{Answer, Part, Parts};
 use super::body::Sampling;
@@ -23,7 +24,7 @@ use super::sse::{self, Cut, Events, Gone};
 use super::thinking::Thinking;
 use super::turn::{Turn, constraint};
 use super::usage::{StreamOptions, Usage, wants_usage};
-use super::{ApiError, App, Artifact, now};
+use super::{ApiError, App, Artifact, Endpoints, now};
 use crate::engine::{Caller, Job, Progress, Stream};
 use crate::text::TokenInfo;
 use crate::tools::{Piece, call_id};
@@ -426,6 +427,11 @@ impl Checked {
         };
         AnswerDelta { tool_calls: vec![call], ..AnswerDelta::default() }
     }
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(completions))
 }
 
 /// Answers a conversation.

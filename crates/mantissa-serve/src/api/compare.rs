@@ -10,7 +10,8 @@ use axum::response::Response;
 use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{Sender, channel};
-use utoipa::ToSchema;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::routes;
 
 use super::body::Sampling;
 use super::conversation::{ChatMessage, values};
@@ -20,7 +21,7 @@ use super::params::Sampled;
 use super::preparation::{Leaves, Preparation, enter_gate, prepare};
 use super::render::{Variables, render};
 use super::sse::{self, Cut, Events, Gone};
-use super::{ApiError, App, Artifact};
+use super::{ApiError, App, Artifact, Endpoints};
 use crate::engine::{Caller, Failure, Job, Stream};
 use crate::score::{self, Logits, Score, same_vocabulary};
 use crate::text::{Delta, Generation, Pieces, TokenInfo};
@@ -233,6 +234,16 @@ impl Checked {
                 .map_err(|error| ApiError::internal(error.to_string()))
         }
     }
+}
+
+/// Types that only events hold.
+#[derive(OpenApi)]
+#[openapi(components(schemas(CompareEvent)))]
+struct Streamed;
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::with_openapi(Streamed::openapi()).routes(routes!(compare))
 }
 
 /// Compares two models on one prompt.

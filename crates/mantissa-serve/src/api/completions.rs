@@ -9,6 +9,7 @@ use axum::{Extension, Json};
 use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::body::Sampling;
 use super::format::Form;
@@ -17,7 +18,7 @@ use super::params::Sampled;
 use super::preparation::{Preparation, prepare};
 use super::sse::{self, Cut, Events, Gone};
 use super::usage::{StreamOptions, Usage, wants_usage};
-use super::{ApiError, App, Artifact, now};
+use super::{ApiError, App, Artifact, Endpoints, now};
 use crate::engine::{Caller, Job, Progress, Stream};
 use crate::text::{Delta, Finish, Generation, Piece, TokenInfo};
 
@@ -316,6 +317,11 @@ impl Checked {
         }
         Ok(())
     }
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(completions))
 }
 
 /// Continues texts.

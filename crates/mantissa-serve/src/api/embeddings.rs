@@ -10,12 +10,13 @@ use mantissa_runtime::{EventKind, Pooling, Request};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::body::Body;
 use super::embedding_input::{Input, encoded, inputs, normalize};
 use super::generate::{check_tokens, submit};
 use super::preparation::{aside, prepare};
-use super::{ApiError, App};
+use super::{ApiError, App, Endpoints};
 use crate::engine::{Caller, Failure, Job, Stream, Update};
 
 /// Request of embeddings.
@@ -57,6 +58,11 @@ struct Embedding {
 struct EmbeddingsUsage {
     prompt_tokens: usize,
     total_tokens: usize,
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(embeddings))
 }
 
 /// Computes embeddings.

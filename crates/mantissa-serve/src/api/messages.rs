@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::answer::Answer;
 use super::anthropic_error::{Errors, MessagesError};
@@ -15,7 +16,7 @@ use super::anthropic_reply::AnthropicReply;
 use super::body::{Body, Sampling};
 use super::chat::ChatRequest;
 use super::convert::{ANTHROPIC_FIELDS, FieldError, anthropic_to_chat};
-use super::{ApiError, App, streamed, unknown};
+use super::{ApiError, App, Endpoints, streamed, unknown};
 use crate::engine::Caller;
 
 /// Request of a message.
@@ -40,6 +41,11 @@ fn chat(body: &Value, bytes: usize) -> Result<Sampling<ChatRequest>, ApiError> {
         bytes,
         &[("stop", "stop_sequences"), ("reasoning_budget", "thinking.budget_tokens")],
     )
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(messages)).routes(routes!(count_tokens))
 }
 
 /// Answers a conversation.

@@ -1,4 +1,4 @@
-//! Endpoints: a file per family, with its types of requests and responses.
+//! Endpoints: a file per family, with its types of requests and responses, and a line in [`ENDPOINTS`].
 
 mod answer;
 mod anthropic_error;
@@ -26,7 +26,6 @@ mod renderer;
 mod reply;
 mod responses;
 mod responses_reply;
-mod router;
 mod sse;
 mod status;
 mod streamed;
@@ -36,8 +35,50 @@ mod turn;
 mod unknown;
 mod usage;
 
-pub(crate) use self::app::{App, now};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+
+pub(crate) use self::app::{App, Endpoints, now};
 pub use self::renderer::{Render, RenderError};
-pub(crate) use self::router::{PUBLIC, routes};
 pub(crate) use crate::artifact::Artifact;
 pub(crate) use crate::error::{ApiError, stopping};
+
+/// Endpoints of each file.
+const ENDPOINTS: &[fn() -> Endpoints] = &[
+    chat::endpoints,
+    compare::endpoints,
+    completions::endpoints,
+    embeddings::endpoints,
+    messages::endpoints,
+    models::endpoints,
+    page::endpoints,
+    responses::endpoints,
+    status::endpoints,
+    tokens::endpoints,
+    turn::endpoints,
+];
+
+/// Paths that need no key: they tell nothing of a client.
+pub(crate) const PUBLIC: &[&str] = &["/", "/health", "/v1/health", "/models", "/v1/models", "/openapi.json"];
+
+/// Makes the routes.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    let endpoints = ENDPOINTS.iter().fold(openapi::undescribed(), |all, endpoints| all.merge(endpoints()));
+    let (routes, _) = openapi::described(endpoints).split_for_parts();
+    routes.fallback(unknown_path).method_not_allowed_fallback(wrong_method)
+}
+
+async fn unknown_path() -> ApiError {
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        "not_found_error",
+        "expected a path of the API, got another; see the documentation",
+    )
+}
+
+async fn wrong_method() -> ApiError {
+    let message = "expected another method for this path";
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+}

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use axum::routing::get;
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
-use super::{ApiError, App, Artifact};
+use super::{ApiError, App, Artifact, Endpoints};
 
 /// List of models.
 #[derive(Debug, Serialize, ToSchema)]
@@ -76,6 +78,11 @@ impl Artifact {
         counts.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
         counts.into_iter().map(|(_, name)| name).collect()
     }
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(list)).routes(routes!(one)).route("/models", get(list))
 }
 
 /// Lists the models.

@@ -1,12 +1,13 @@
 //! `/openapi.json`: the description of the API.
 
 use axum::Json;
+use axum::routing::get;
 use utoipa::openapi::OpenApi as Description;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
+use super::Endpoints;
 use super::anthropic_error::MessagesErrorBody;
-use super::{chat, compare, completions, embeddings, messages, models, responses, status, tokens, turn};
 use crate::error::ErrorBody;
 
 /// Adds the keys to the description.
@@ -19,35 +20,23 @@ impl Modify for Key {
     }
 }
 
-/// Description of the API.
+/// Description of the API without its endpoints, which describe themselves.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "mantissa serve", description = "Models over HTTP, for clients of OpenAI's API."),
-    paths(
-        chat::completions,
-        completions::completions,
-        compare::compare,
-        responses::responses,
-        messages::messages,
-        messages::count_tokens,
-        embeddings::embeddings,
-        models::list,
-        models::one,
-        tokens::tokenize,
-        tokens::detokenize,
-        turn::apply_template,
-        status::health,
-        status::metrics,
-        status::slots,
-        status::props,
-    ),
-    components(schemas(ErrorBody, MessagesErrorBody, compare::CompareEvent)),
+    components(schemas(ErrorBody, MessagesErrorBody)),
     modifiers(&Key),
     security((), ("key" = []))
 )]
 struct Api;
 
-/// Describes the API.
-pub(crate) async fn describe() -> Json<Description> {
-    Json(Api::openapi())
+/// Makes a router without endpoints.
+pub(super) fn undescribed() -> Endpoints {
+    Endpoints::with_openapi(Api::openapi())
+}
+
+/// Adds `/openapi.json`, which describes the endpoints so far.
+pub(super) fn described(endpoints: Endpoints) -> Endpoints {
+    let description = endpoints.get_openapi().clone();
+    endpoints.route("/openapi.json", get(|| async { Json(description) }))
 }

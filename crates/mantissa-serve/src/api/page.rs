@@ -4,7 +4,10 @@ use std::sync::LazyLock;
 
 use axum::http::{HeaderValue, header};
 use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
 use sha2::{Digest, Sha256};
+
+use super::Endpoints;
 
 /// The page.
 const PAGE: &str = include_str!("../page/index.html");
@@ -26,6 +29,11 @@ fn hash(name: &str) -> String {
         .and_then(|(_, rest)| rest.split_once(&close))
         .map_or("", |(content, _)| content);
     format!("sha256-{}", base64::encode(Sha256::digest(content.as_bytes())))
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().route("/", get(page))
 }
 
 /// Returns the page.

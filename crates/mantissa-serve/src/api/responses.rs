@@ -8,13 +8,14 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::answer::Answer;
 use super::body::{Body, Sampling};
 use super::chat::ChatRequest;
 use super::convert::{RESPONSES_FIELDS, responses_to_chat};
 use super::responses_reply::ResponsesReply;
-use super::{ApiError, App, now, streamed, unknown};
+use super::{ApiError, App, Endpoints, now, streamed, unknown};
 use crate::engine::Caller;
 
 /// Request of a response.
@@ -36,6 +37,11 @@ fn chat(body: &Value, bytes: usize) -> Result<Sampling<ChatRequest>, ApiError> {
         bytes,
         &[("max_tokens", "max_output_tokens"), ("reasoning_effort", "reasoning.effort")],
     )
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(responses))
 }
 
 /// Answers a conversation.

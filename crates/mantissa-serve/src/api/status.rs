@@ -6,17 +6,29 @@ use std::sync::atomic::Ordering;
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use axum::{Extension, Json};
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
-use super::{ApiError, App, Artifact, stopping};
+use super::{ApiError, App, Artifact, Endpoints, stopping};
 use crate::engine::{Caller, SlotState};
 
 /// Health of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Health {
     status: &'static str,
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new()
+        .routes(routes!(health))
+        .routes(routes!(metrics))
+        .routes(routes!(slots))
+        .routes(routes!(props))
+        .route("/v1/health", get(health))
 }
 
 /// Tells that the server takes requests; status 503 while it stops.

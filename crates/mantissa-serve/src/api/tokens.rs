@@ -7,11 +7,12 @@ use axum::{Extension, Json};
 use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::body::Body;
 use super::generate::check_tokens;
 use super::preparation::{Preparation, prepare};
-use super::{ApiError, App};
+use super::{ApiError, App, Endpoints};
 use crate::engine::Caller;
 use crate::text::Pieces;
 
@@ -51,6 +52,11 @@ enum TokenItem {
 enum PieceItem {
     Text(String),
     Bytes(Vec<u8>),
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(tokenize)).routes(routes!(detokenize))
 }
 
 /// Tokenizes a text.

@@ -8,6 +8,7 @@ use mantissa_runtime::Constraint;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
+use utoipa_axum::routes;
 
 use super::body::Body;
 use super::conversation::{ChatMessage, values};
@@ -15,7 +16,7 @@ use super::format::Form;
 use super::offered::{Offered, ToolChoice, ToolItem};
 use super::preparation::{Preparation, prepare};
 use super::render::{Variables, render};
-use super::{ApiError, App, Artifact};
+use super::{ApiError, App, Artifact, Endpoints};
 use crate::engine::Caller;
 use crate::reasoning::Marks;
 
@@ -117,6 +118,11 @@ pub(crate) struct TemplateRequest {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TemplateResponse {
     prompt: String,
+}
+
+/// Lists the endpoints of this file.
+pub(super) fn endpoints() -> Endpoints {
+    Endpoints::new().routes(routes!(apply_template))
 }
 
 /// Renders a conversation with the chat template of the model.

