@@ -53,7 +53,13 @@ pub fn check<S: WeightReader + ?Sized>(
         Ok(stats.report().sqnr_db.unwrap_or(f64::INFINITY))
     };
     if sqnr(&scaled)? - sqnr(values)? > GAIN {
-        return Err(TensorError::Underflow { amax, scheme: scheme.to_string(), sqnr_db }.into());
+        let scheme = scheme.to_string();
+        // Elements without a scale saturate.
+        return Err(match amax < 1.0 {
+            true => TensorError::Underflow { amax, scheme, sqnr_db: sqnr_db.max(0.0) },
+            false => TensorError::OutOfReach { amax, scheme },
+        }
+        .into());
     }
     Ok(())
 }
@@ -89,6 +95,12 @@ mod tests {
             let error = checked(scheme, amax).unwrap_err();
             assert!(matches!(error, TensorError::Underflow { .. }), "{scheme} {amax}: {error}");
         }
+    }
+
+    #[test]
+    fn magnitudes_beyond_the_largest_element_are_refused() {
+        assert!(matches!(checked("fp8-e4m3", 1e7), Err(TensorError::OutOfReach { .. })));
+        assert!(matches!(checked("f16", 1e7), Err(TensorError::ValueOverflow { .. })));
     }
 
     #[test]

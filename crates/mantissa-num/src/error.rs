@@ -80,9 +80,9 @@ pub enum TensorError {
         /// The element.
         element: &'static str,
     },
-    /// Finite values for which a scale would have to be infinite.
+    /// Finite values beyond the largest scale or element.
     #[error(
-        "expected magnitudes within reach of {scheme}, got up to {amax:e}: its largest scale is smaller; fix: keep this tensor or store it as bf16 or f32"
+        "expected magnitudes within reach of {scheme}, got up to {amax:e}: its largest scale or element is smaller; fix: keep this tensor or store it as bf16 or f32"
     )]
     OutOfReach {
         /// The largest magnitude.

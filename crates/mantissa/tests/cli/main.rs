@@ -48,6 +48,7 @@ mod outputs;
 mod plan;
 mod quality;
 mod quantized_source;
+mod ranges;
 mod rebuild;
 mod regular_files;
 mod report;
