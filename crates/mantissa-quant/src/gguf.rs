@@ -161,10 +161,10 @@ impl Layout {
             fault(source, &info.name, "this tensor", "a tensor that llama.cpp knows by name")
         })?;
         let planned = planned.get(info.name.trim_end_matches(".weight")).copied();
-        if let (Role::Linear { .. }, Some(scheme)) =
+        if let (Role::Linear { .. } | Role::Embedding | Role::Head, Some(scheme)) =
             (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
         {
-            // The method quantizes this layer later; here only its tensor is declared.
+            // The job quantizes this layer, or keeps its codes, later; here only its tensor is declared.
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
             let factor = ternary::factor_beside(config, job, scheme);
             if factor && ty != GgmlType::NVFP4 && !self.architecture.weight_factors {

@@ -10,6 +10,7 @@ mod dense;
 mod proof;
 mod recode;
 
+mod tables;
 mod transforms;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,7 +88,7 @@ impl Plan {
         let dtype = model_dtype(source, &config);
         let Decisions { linears, inputs, by_group, rotations, mut refused } =
             Decisions::new(source, &config, container, changes, dtype)?;
-        refused.whole.extend(table_refusal(source, &config));
+        let tables = tables::planned(source, &config, container, requantize, dtype, &mut refused)?;
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             let scheme = alternative::scheme(source, &config, container, dtype);
@@ -120,7 +121,7 @@ impl Plan {
             None => WeightJob::Convert { drops_inputs: drop_inputs, table },
         };
         let inherited = Inherited { activations, inputs, kv, by_group, rotations };
-        finish(source, config, job, container, linears, options, inherited)
+        finish(source, config, job, container, (linears, tables), options, inherited)
     }
 }
 
@@ -317,17 +318,6 @@ fn decide(
     }
 }
 
-/// Returns the reason why a folder with a quantized embedding or head cannot be converted.
-fn table_refusal(source: &ModelFiles, config: &ModelConfig) -> Option<String> {
-    let coded = |info: &LinearInfo| !source.is_dense(&format!("{}.weight", info.module));
-    let table = config.tables().into_iter().find(|info| source.gguf().is_none() && coded(info))?;
-    let flag = if table.kind == LinearKind::Head { "--head" } else { "--embeddings" };
-    Some(format!(
-        "{}: expected an unquantized embedding and head, got a quantized one; fix: quantize the original model with {flag}",
-        table.module
-    ))
-}
-
 /// Returns the dtype of the model: from its config, or from its embedding.
 fn model_dtype(source: &ModelFiles, config: &ModelConfig) -> Dtype {
     let field = |name| source.config()?.get(name)?.as_str();
@@ -355,13 +345,13 @@ fn note_on_experts(source: &ModelFiles, container: Container, linears: &[Planned
     (one_by_one && linears.iter().any(apart)).then(|| EXPERTS_APART.to_owned())
 }
 
-/// Completes the plan of a conversion.
+/// Completes the plan of a conversion of linear layers, and of embedding and head as far as their codes are kept.
 fn finish(
     source: &ModelFiles,
     config: ModelConfig,
     job: WeightJob,
     container: Container,
-    linears: Vec<PlannedLinear>,
+    (linears, tables): (Vec<PlannedLinear>, Vec<PlannedLinear>),
     options: Options,
     Inherited { activations, inputs, kv, by_group, rotations }: Inherited,
 ) -> Result<Plan> {
@@ -376,24 +366,26 @@ fn finish(
         by_group,
     )?;
     let mut notes = source.notes();
+    let coded: Vec<PlannedLinear> = linears.iter().chain(&tables).cloned().collect();
     let dense = match (source.gguf(), container.facts().experts) {
-        (Some(_), _) => dense::of_gguf(source, &config, container, &linears)?,
+        (Some(_), _) => dense::of_gguf(source, &config, container, &coded)?,
         (None, Experts::Stacked) => dense::decoded(source, &config, &linears)?,
         (None, _) => Vec::new(),
     };
     let copied = match source.gguf() {
         Some(_) => Vec::new(),
-        None => copied(source, &linears, &dense, kv.is_none(), &mut notes),
+        None => copied(source, &coded, &dense, kv.is_none(), &mut notes),
     };
     notes.extend(note_on_experts(source, container, &linears));
     notes.extend(note_on_tokenizer(source, container));
     let first = linears.iter().find_map(|linear| linear.scheme.clone());
     let weights = first.unwrap_or_else(|| job.table().cloned().unwrap_or(Scheme::plain(Code::F32)));
-    let layout = || Layout::new(source, &job, &weights, &config, &linears, &options);
+    let layout = || Layout::new(source, &job, &weights, &config, &coded, &options);
     let gguf = container.is_one_file().then(layout).transpose()?;
     notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
     let cached = kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
-    let own = dense.iter().map(Dense::spec).chain(quantized).chain(cached);
+    let of_tables = if gguf.is_none() { tables::specs(container, &tables) } else { Vec::new() };
+    let own = dense.iter().map(Dense::spec).chain(quantized).chain(of_tables).chain(cached);
     let specs = output_specs(gguf.as_ref(), &copied, own);
     let modules = unused::tensors(source, &config).filter_map(unused::linear_module);
     let unused = modules.map(str::to_owned).collect();
@@ -402,6 +394,7 @@ fn finish(
         inputs,
         kv,
         specs,
+        tables,
         copied,
         notes,
         by_group,

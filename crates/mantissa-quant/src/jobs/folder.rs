@@ -29,7 +29,7 @@ use crate::fold::Folded;
 use crate::journal::{self, Journal, Start};
 use crate::layers::Layers;
 use crate::measure::hashes::SourceHashes;
-use crate::plan::{Plan, work_of};
+use crate::plan::{Plan, WeightJob, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
@@ -332,6 +332,11 @@ impl Run<'_, '_> {
     fn quantize_tables(&mut self) -> Result<Vec<LayerReport>> {
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized_tables() {
+            if let WeightJob::Convert { .. } = self.plan.job {
+                reports.push(self.quantize_layer(info, scheme)?);
+                self.advance(work_of(info), &info.module)?;
+                continue;
+            }
             let recovered = self.journal.recover(&info.module, self.writer)?;
             let report = match recovered.and_then(|unit| unit.report) {
                 Some(report) => report,

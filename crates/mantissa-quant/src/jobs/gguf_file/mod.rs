@@ -180,7 +180,7 @@ impl Run<'_, '_> {
         let plain = Folded::plain(self.source);
         let mut layers = Layers::new(self.plan, &plain, Box::new(none)).with_importance(self.importance);
         let mut reports = Vec::new();
-        for (info, scheme) in self.plan.quantized() {
+        for (info, scheme) in self.plan.quantized().chain(self.plan.quantized_tables()) {
             reports.push(match self.plan.streamed(info, scheme) {
                 Some(codec) => self.stream_layer(&mut layers, info, (scheme, codec))?,
                 None => self.write_layer(&mut layers, info, scheme)?,
