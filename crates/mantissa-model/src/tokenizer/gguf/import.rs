@@ -136,8 +136,12 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
     const PRE: &str = "tokenizer.ggml.pre";
     // Files of before the key was there have none.
     let name = metadata.text(PRE)?.unwrap_or("default");
+    if pre_tokenizers::WHOLE_TEXT.contains(&name) {
+        return merged(metadata, vocabulary);
+    }
     let pre = pre_tokenizers::find(name).ok_or_else(|| {
-        let names: Vec<_> = PRE_TOKENIZERS.iter().map(|pre| pre.name).collect();
+        let names: Vec<_> =
+            PRE_TOKENIZERS.iter().map(|pre| pre.name).chain(pre_tokenizers::WHOLE_TEXT).collect();
         metadata.fault(
             PRE,
             format!("\"{name}\""),

@@ -39,6 +39,9 @@ const fn row(
     PreTokenizer { name, aliases, splits, ignore_merges: false, add_bos: false, nfc: false }
 }
 
+/// Names whose merges run over text in which spaces are a character, split at newlines alone.
+pub(super) const WHOLE_TEXT: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"];
+
 /// Known pre-tokenizers. A tokenizer is written under the first that has its expressions.
 pub(super) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     row(
@@ -76,7 +79,8 @@ pub(super) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         )
     },
     // Without the rule for whole pieces.
-    row("dbrx", &["smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
+    row("dbrx", &["smaug-bpe", "chatglm-bpe"], &[LLAMA3]),
+    PreTokenizer { ignore_merges: true, ..row("glm4", &["glm5"], &[LLAMA3]) },
     PreTokenizer { nfc: true, ..row("qwen2", &["deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"], &[QWEN2]) },
     row("stablelm2", &["hunyuan", "solar-open", "grok-2"], &[QWEN2]),
     PreTokenizer {
