@@ -1,7 +1,6 @@
 //! Features of attention that few architectures have.
 
-/// Features of attention beyond heads, positions and norms of heads. A new one is a field here, and its operations in the
-/// block of `mantissa-model` (`attention.rs`).
+/// Features of attention beyond heads, positions and norms of heads. Steps to add one: ARCHITECTURE.md, "To add something".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionRules {
     /// True if each head of the values is normed, without weights.

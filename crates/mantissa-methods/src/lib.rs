@@ -4,14 +4,8 @@
 //! clipping in [`clip`]), HQQ in [`hqq`], SpQR in [`spqr`], QTIP in [`qtip`], QuaRot in [`rotate`], SpinQuant in [`spin`], end-to-end
 //! training of scales in [`e2e`].
 //!
-//! To add a method:
-//! 1. Write one file with the functions of the paper, and a struct of its options that implements [`Method`] and the trait of its unit
-//!    of work: [`SolveWeight`](method::SolveWeight) (no text) or [`SolveInput`](method::SolveInput) (from the Hessian of an input). A
-//!    method that learns a decoder layer implements [`LearnsLayers`](learned::LearnsLayers) instead.
-//! 2. Declare the file here, and add one row to [`METHODS`].
-//! 3. Add a section to `docs/explain/methods.md`. Recipes, memory estimates, coverage, reports and help read the value.
-//!
-//! A transform is the same with [`Transform`] and [`TRANSFORMS`].
+//! A method is a [`Method`] in [`METHODS`], a transform a [`Transform`] in [`TRANSFORMS`]. Recipes, memory estimates, coverage, reports
+//! and help read the value. Steps to add one: ARCHITECTURE.md, "To add something".
 #![forbid(unsafe_code)]
 
 // Layer: options, errors and values.

@@ -3,17 +3,8 @@
 //! [`ModelFiles`] opens a model in any format and reads its tensors. A [`Container`] names a writable format. Both
 //! use one trait, [`Convention`], and one table with a row per format (`ROWS`).
 //!
-//! # Adding a format
-//!
-//! 1. `convention/NAME.rs`: a unit struct that implements [`Convention`], a parsed configuration that implements
-//!    [`Opened`], and `pub const CONTAINER`.
-//! 2. This file: the module and its row.
-//! 3. `NAME.rs` in `mantissa-verify`: a decoder written from the format's own description. A format with the tensors
-//!    of another needs none.
-//! 4. `lib.rs` in `mantissa-verify`: that module and its arm in `open`.
-//!
-//! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format
-//! are rules of the serving contract (`mantissa-plan`).
+//! Commands, recipes, conversion, memory plans and help read a format from the trait. Engines that load the format
+//! are rules of the serving contract (`mantissa-plan`). Steps to add one: ARCHITECTURE.md, "To add something".
 
 pub mod awq;
 pub mod bitsandbytes;

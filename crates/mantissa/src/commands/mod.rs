@@ -1,4 +1,4 @@
-//! Commands, one module each. To add one: a module whose `Args` implement [`Execute`], and a row of the list below.
+//! Commands, one module each, whose `Args` implement [`Execute`]. Steps to add one: ARCHITECTURE.md, "To add something".
 
 mod adapter;
 mod bench;
