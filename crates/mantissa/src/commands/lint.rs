@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_jobs::names::TargetName;
 use mantissa_jobs::{Job, Lint};
-use mantissa_plan::contract::{ENGINES, EngineTarget, Report};
+use mantissa_plan::contract::{ENGINES, Engine, EngineTarget, Report};
 use mantissa_store::Paths;
 
 use super::execute::Execute;
@@ -37,15 +37,30 @@ pub struct Args {
     /// Model folder or .gguf file
     model: ModelPath,
     /// Engine with its options (repeatable) [default: all]
-    ///
-    /// Without it, every engine that reads the format and its schemes is checked, with one line for each. vllm,
-    /// sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and exllamav2 take
-    /// :gpu=NAME.
-    #[arg(long = "for", value_name = "ENGINE", value_parser = target)]
+    #[arg(long = "for", value_name = "ENGINE", value_parser = target, long_help = for_help())]
     targets: Vec<EngineTarget>,
     /// Source model, for checks that compare with it
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
+}
+
+/// Describes `--for` with the options of each engine.
+fn for_help() -> String {
+    let others = || ENGINES.into_iter().filter(|engine| engine.name != Engine::MANTISSA.name);
+    let list = |splits: bool| {
+        let names: Vec<_> =
+            others().filter(|engine| engine.splits_tensors() == splits).map(|engine| engine.name).collect();
+        match names.split_last() {
+            Some((last, [])) => format!("{last} takes"),
+            Some((last, names)) => format!("{} and {last} take", names.join(", ")),
+            None => "none takes".to_owned(),
+        }
+    };
+    format!(
+        "Engine with its options (repeatable) [default: all]\n\nWithout it, every engine that reads the format and its schemes is checked, with one line for each. {} :tp=N,gpu=NAME; {} :gpu=NAME.",
+        list(true),
+        list(false)
+    )
 }
 
 /// Parses an engine on the command line.
