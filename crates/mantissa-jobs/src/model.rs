@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::Tokenizer;
-use mantissa_quant::model_config;
+use mantissa_model::{Tokenizer, config_notes, load_config};
 use mantissa_store::adapter::CONFIG_NAME;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
@@ -28,6 +27,7 @@ pub fn open(path: &Path, host: &Host) -> Result<ModelFiles> {
     let notes: Vec<_> = interrupted(path)
         .into_iter()
         .chain(files.notes())
+        .chain(config_notes(&files))
         .chain(files.checkpoint().warnings().iter().cloned())
         .collect();
     host.warn_all(&notes)?;
@@ -89,17 +89,17 @@ pub fn load_tokenizer(files: &ModelFiles, host: &Host) -> Result<Tokenizer> {
 /// Returns the context length of a model in tokens.
 ///
 /// # Errors
-/// As [`model_config`].
+/// As [`load_config`].
 pub fn context_length(files: &ModelFiles) -> Result<usize> {
-    Ok(model_config(files)?.max_position_embeddings)
+    Ok(load_config(files)?.max_position_embeddings)
 }
 
 /// Returns the vocabulary size of a model.
 ///
 /// # Errors
-/// As [`model_config`].
+/// As [`load_config`].
 pub fn vocabulary(files: &ModelFiles) -> Result<usize> {
-    Ok(model_config(files)?.vocab_size)
+    Ok(load_config(files)?.vocab_size)
 }
 
 /// Returns the model folder that `file` is the weight file or index of, if it has a config.

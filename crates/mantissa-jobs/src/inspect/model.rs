@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use mantissa_model::config_notes;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Checkpoint, Error};
 
@@ -44,7 +45,7 @@ impl Model {
 
     pub(crate) fn notes(&self) -> Vec<String> {
         match self {
-            Model::Known(files) => files.notes(),
+            Model::Known(files) => files.notes().into_iter().chain(config_notes(files)).collect(),
             Model::Raw(_) => Vec::new(),
         }
     }

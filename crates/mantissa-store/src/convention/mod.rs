@@ -15,6 +15,7 @@
 //! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format
 //! are rules of the serving contract (`mantissa-plan`).
 
+mod alike;
 pub mod awq;
 pub mod bitsandbytes;
 pub mod cache;
@@ -37,6 +38,7 @@ pub mod mlx;
 pub mod modelopt;
 pub mod native;
 pub mod onnx;
+mod pattern;
 mod plan;
 pub mod quanto;
 mod registry;
