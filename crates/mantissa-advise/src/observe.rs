@@ -106,9 +106,9 @@ impl Looking<'_> {
         let stated = stated.unwrap_or_default();
         let Ok(tokens) = end_tokens::of_folder(self.files.dir(), &stated) else { return };
         let of = |token: &EndToken, file: &str| token.sources.iter().any(|s| s.to_string().starts_with(file));
-        let generation = tokens.iter().any(|token| of(token, GENERATION));
+        let generation = self.files.dir().join(GENERATION).exists();
         for (what, files) in STOPS {
-            // An engine that reads generation_config.json takes what it lacks from config.json.
+            // Without generation_config.json engines make one of config.json.
             let read = |token: &EndToken| {
                 files.iter().any(|file| of(token, file)) || (!generation && of(token, "config.json"))
             };

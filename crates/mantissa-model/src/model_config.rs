@@ -133,7 +133,7 @@ fn head_note(config: &ModelConfig) -> Option<String> {
     let (head, embedding) = (config.head_module(), config.embedding_module());
     (config.states_tied && !config.tie_word_embeddings).then(|| {
         format!(
-            "{TIED}: expected false, got true, but {head} differs from {embedding}; {head} is used, as in transformers 5; fix: set {TIED} to false"
+            "{TIED}: expected false, got true, but {head} differs from {embedding}; {head} is used, as in transformers 5; fix: set every {TIED} in this file to false"
         )
     })
 }

@@ -203,6 +203,12 @@ impl Checkpoint {
         Self { files, by_name, config, views, ..self }
     }
 
+    /// The same files with one more accepted irregularity.
+    pub(crate) fn with_warning(mut self, warning: String) -> Self {
+        self.warnings.push(warning);
+        self
+    }
+
     /// The same files with `rows` rows in the matrix `name`, whose rows after its own are its first. `config` is the new
     /// configuration. Without that matrix, or with fewer rows, only the configuration changes.
     pub(crate) fn with_rows(self, name: &str, rows: usize, config: Value) -> Self {

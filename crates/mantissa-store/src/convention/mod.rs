@@ -45,6 +45,7 @@ mod registry;
 mod scale_dtype;
 mod sound;
 mod stacked;
+mod tied;
 mod weight;
 
 pub use computed::ComputedTensor;

@@ -211,6 +211,27 @@ fn an_untied_output_of_a_repeated_head_is_whole() {
 }
 
 #[test]
+fn a_tied_head_stands_for_an_embedding_that_is_not_stored() {
+    let model = Model::tiny("llama2-gqa-tied");
+    let nll = model.nll();
+    model.tensors(|all| {
+        all.iter_mut().filter(|tensor| tensor.0 == EMBEDDING).for_each(|tensor| tensor.0 = HEAD.to_owned());
+    });
+    near(model.nll(), nll);
+    let said = succeed(&["inspect", model.path()]);
+    assert!(said.contains("tied head") && said.contains("the tied lm_head is read in its place"), "{said}");
+    let gguf = model.beside("m.gguf");
+    succeed(&["convert", model.path(), "--format", "gguf", "--out", &gguf, "--quiet"]);
+    near(model.nll_of(&gguf, "reference"), nll);
+    let out = model.beside("out");
+    succeed(&["quantize", model.path(), "--recipe", "rtn-int8-channel", "--out", &out, "--quiet"]);
+    let written = File::open(&Path::new(&out).join("model.safetensors"));
+    assert!(written.has(EMBEDDING) && !written.has(HEAD));
+    model.config(tied(false));
+    assert!(fail(2, &["run", model.path(), "-p", "a"]).contains(EMBEDDING));
+}
+
+#[test]
 fn heads_of_multimodal_models_are_compared_at_their_place() {
     let model = Model::tiny("gemma3-vision");
     let names = File::open(&model.dir.join("model.safetensors")).names();
@@ -319,18 +340,24 @@ fn adapters_fit_a_model_with_a_head_of_its_own() {
     assert!((json(&run)["nll"].as_f64().unwrap() - own).abs() < 0.05);
 }
 
-/// A model quantized to compressed-tensors, whose attention of layer 0 stays unquantized.
-fn partly(format: &str, recipe: &str) -> Model {
+/// A model quantized to `format`, whose attention of layer 0 stays unquantized. `weights` are the lines of the recipe.
+fn partly(format: &str, weights: &str) -> Model {
     let source = Model::tiny("llama3-rope");
-    let out = source.beside("q");
-    let run = ["quantize", source.path(), "--recipe", recipe, "--keep", "model.layers.0.self_attn.*"];
-    succeed(&[&run[..], &["--format", format, "--out", &out, "--quiet"]].concat());
+    let (out, recipe) = (source.beside("q"), source.beside("r.toml"));
+    fs::write(&recipe, format!("{weights}\nkeep = [\"model.layers.0.self_attn.*\"]\n")).unwrap();
+    succeed(&["quantize", source.path(), "--recipe", &recipe, "--format", format, "--out", &out, "--quiet"]);
     Model::copy(Path::new(&out))
 }
 
+/// Recipes of DeepSeek's FP8 and of ModelOpt.
+const TILES: &str = "weights = \"fp8-e4m3-t8x8\"\nactivations = \"fp8-e4m3-g8\"";
+const FP8: &str = "weights = \"fp8-e4m3-channel\"\nactivations = \"fp8-e4m3-token\"";
+/// Recipe of compressed-tensors.
+const INT8: &str = "weights = \"int8-channel\"";
+
 #[test]
 fn layers_are_quantized_or_not_as_their_tensors_say() {
-    let model = partly("compressed-tensors", "rtn-int8-channel");
+    let model = partly("compressed-tensors", INT8);
     let nll = model.nll();
     let attention =
         ["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| format!("model.layers.0.self_attn.{name}"));
@@ -378,11 +405,11 @@ fn layers_are_quantized_or_not_as_their_tensors_say() {
 #[test]
 fn every_format_follows_the_tensors_and_notes_what_its_list_says() {
     let keys = [
-        ("gptq", "rtn-int4-g8", "dynamic", json!({"-:.*mlp.*": {}})),
-        ("awq", "rtn-int4-g8-asym", "modules_to_not_convert", json!(["mlp"])),
-        ("bitsandbytes", "nf4", "llm_int8_skip_modules", json!(["model.layers.1.mlp"])),
-        ("deepseek-fp8", "rtn-fp8-e4m3-t8x8+fp8-e4m3-g8", "modules_to_not_convert", json!(["mlp.up_proj"])),
-        ("modelopt", "rtn-fp8-e4m3-tensor", "ignore", json!(["model.layers.1*"])),
+        ("gptq", "weights = \"int4-g8\"", "dynamic", json!({"-:.*mlp.*": {}})),
+        ("awq", "weights = \"int4-g8-asym\"", "modules_to_not_convert", json!(["mlp"])),
+        ("bitsandbytes", "weights = \"nf4\"", "llm_int8_skip_modules", json!(["model.layers.1.mlp"])),
+        ("deepseek-fp8", TILES, "modules_to_not_convert", json!(["mlp.up_proj"])),
+        ("modelopt", FP8, "ignore", json!(["model.layers.1*"])),
     ];
     for (format, recipe, key, list) in keys {
         let model = partly(format, recipe);
@@ -402,7 +429,7 @@ fn every_format_follows_the_tensors_and_notes_what_its_list_says() {
 
 #[test]
 fn a_hostile_pattern_ends_in_time() {
-    let model = partly("compressed-tensors", "rtn-int8-channel");
+    let model = partly("compressed-tensors", INT8);
     let nll = model.nll();
     let pattern = "re:(?=(([a-z_.0-9]+)+)+$)(.|..)+\\1x";
     model.config(|config| config["quantization_config"]["ignore"] = json!(["lm_head", pattern]));
@@ -416,7 +443,7 @@ fn a_hostile_pattern_ends_in_time() {
 
 #[test]
 fn quantization_is_found_where_the_config_has_it() {
-    let model = partly("compressed-tensors", "rtn-int8-channel");
+    let model = partly("compressed-tensors", INT8);
     let nll = model.nll();
     let mut own = json!({});
     model.config(|config| {
@@ -462,7 +489,7 @@ fn quantization_is_found_where_the_config_has_it() {
 
 #[test]
 fn two_descriptions_of_modelopt_that_differ_are_named() {
-    let model = partly("modelopt", "rtn-fp8-e4m3-tensor");
+    let model = partly("modelopt", FP8);
     let nll = model.nll();
     model.config(|config| drop(config.as_object_mut().unwrap().remove("quantization_config")));
     near(model.nll(), nll);
@@ -473,7 +500,9 @@ fn two_descriptions_of_modelopt_that_differ_are_named() {
     near(model.nll(), nll);
     let shown = succeed(&["inspect", model.path()]);
     assert!(
-        shown.contains("hf_quant_config.json and config.json differ: quant_algo FP8 and NVFP4"),
+        shown.contains(
+            "hf_quant_config.json and config.json differ: quant_algo FP8_PER_CHANNEL_PER_TOKEN and NVFP4"
+        ),
         "{shown}"
     );
 }

@@ -73,7 +73,7 @@ const RULES: &[Rule] = &[
         requires: "tie_word_embeddings false beside a separate lm_head: transformers 5 warns and uses the lm_head, transformers 4 ignores it",
         check: Check::Seen(Observed::TiedHead),
         source: "transformers 5.23.0 src/transformers/modeling_utils.py (tie_weights)",
-        fix: "set tie_word_embeddings to false in MODEL/config.json",
+        fix: "set every tie_word_embeddings in MODEL/config.json to false",
     },
     Rule {
         id: "transformers-ct-zero-points",

@@ -187,7 +187,7 @@ pub(crate) const RULES: &[Rule] = &[
         requires: "no separate lm_head if tie_word_embeddings is true: it would be ignored",
         check: Check::Seen(Observed::TiedHead),
         source: "vllm-project/vllm vllm/model_executor/models/llama.py (LlamaForCausalLM: skip_prefixes lm_head)",
-        fix: "set tie_word_embeddings to false in MODEL/config.json",
+        fix: "set every tie_word_embeddings in MODEL/config.json to false",
     },
     Rule {
         id: "cache-scale-missing",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::shape;
-use mantissa_model::{ModelConfig, load_config, read_json};
+use mantissa_model::{ModelConfig, find_head, load_config, read_json};
 use mantissa_plan::shape::ModelShape;
 use mantissa_store::Paths;
 
@@ -95,7 +95,15 @@ fn config_at(path: &ModelPath) -> Result<Option<ModelConfig>> {
             Ok(None)
         };
     };
-    Ok(Some(ModelConfig::from_json(&value, &file.display().to_string())?))
+    let mut config = ModelConfig::from_json(&value, &file.display().to_string())?;
+    // Weights beside it may have a head of their own in spite of it.
+    if config.states_tied
+        && let Ok(files) = model::open_quietly(path)
+    {
+        config.find_names(|name| files.has(name));
+        find_head(&mut config, &files)?;
+    }
+    Ok(Some(config))
 }
 
 /// Returns the context: as asked, which the model must have, or `usual`.
