@@ -2,13 +2,16 @@
 
 use mantissa_model::graph::HEAD;
 use mantissa_model::tokenizer::gguf::TOKENIZER_NOTE;
-use mantissa_model::{Bos, LinearInfo, LinearKind, ModelConfig, Tokenizer, read_json};
+use mantissa_model::{
+    Bos, LinearInfo, LinearKind, ModelConfig, Tokenizer, end_tokens, read_json, unlisted_layers,
+};
 use mantissa_num::pack::Packing;
 use mantissa_plan::contract::{Observation, Observed};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Model, stored_name, to_gguf_order, to_hf_order};
+use mantissa_store::end_tokens::{EndToken, EndTokens, NAMES};
 use mantissa_store::gguf::GgmlType;
-use mantissa_store::{Dtype, TensorMeta};
+use mantissa_store::{Dtype, Shown, TensorMeta};
 use serde_json::Value;
 
 use crate::error::Result;
@@ -20,6 +23,16 @@ type Properties = (Vec<Observed>, Vec<Observation>);
 /// Name suffixes of tensors that only quantized layers have.
 const QUANTIZED: [&str; 5] =
     ["weight_packed", "weight_scale", "weight_scale_inv", "qweight", "weight.absmax"];
+
+/// File that most engines read end tokens from.
+const GENERATION: &str = "generation_config.json";
+
+/// Files from which groups of engines take end tokens.
+const STOPS: [(Observed, &[&str]); 3] = [
+    (Observed::EndBeyondGeneration, &[GENERATION]),
+    (Observed::EndBeyondTokenizer, &[GENERATION, "tokenizer_config.json"]),
+    (Observed::EndBeyondFiles, &[GENERATION, "tokenizer_config.json", "config.json"]),
+];
 
 /// Examines tensors, config and tokenizer for the properties that rules of engines ask about.
 pub(crate) fn examine(
@@ -37,13 +50,16 @@ pub(crate) fn examine(
             }
         }
         None => {
-            seen.head(config)?;
+            seen.head(config);
             seen.ignored_names();
+            seen.unlisted(config);
             seen.routers_and_caches();
             seen.zero_points()?;
             seen.zero_point_note();
             seen.cache_scales(config)?;
             seen.bos_rule();
+            seen.end_tokens();
+            seen.token_rows(config);
         }
     }
     Ok((seen.examined, seen.found))
@@ -60,32 +76,64 @@ impl Looking<'_> {
         self.found.push(Observation { what, tensor: tensor.into(), found: found.into() });
     }
 
-    fn head(&mut self, config: &ModelConfig) -> Result<()> {
+    fn head(&mut self, config: &ModelConfig) {
         self.examined.extend([Observed::Head, Observed::TiedHead]);
-        let checkpoint = self.files.checkpoint();
         let head = config.head_module();
-        let (name, table) = (format!("{head}.weight"), format!("{}.weight", config.embedding_module()));
-        let prefix = format!("{head}.");
-        if !config.tie_word_embeddings {
-            if !checkpoint.tensors().any(|meta| meta.name.starts_with(&prefix)) {
-                self.see(Observed::Head, name, "no such tensor, tie_word_embeddings false");
-            }
-            return Ok(());
+        let (name, prefix) = (format!("{head}.weight"), format!("{head}."));
+        if config.states_tied && !config.tie_word_embeddings {
+            let found = "values that differ from the embedding, tie_word_embeddings true";
+            self.see(Observed::TiedHead, name, found);
+        } else if !config.tie_word_embeddings
+            && !self.files.checkpoint().tensors().any(|meta| meta.name.starts_with(&prefix))
+        {
+            self.see(Observed::Head, name, "no such tensor, tie_word_embeddings false");
         }
-        let (Some(head), Some(embedding)) = (checkpoint.get(&name), checkpoint.get(&table)) else {
-            return Ok(());
-        };
-        let same = head.dtype == embedding.dtype
-            && head.shape == embedding.shape
-            && checkpoint.read(&name)? == checkpoint.read(&table)?;
-        if !same {
-            self.see(
-                Observed::TiedHead,
-                name,
-                "values that differ from the embedding, tie_word_embeddings true",
-            );
+    }
+
+    /// Checks that the config leaves out the layers that are stored unquantized.
+    fn unlisted(&mut self, config: &ModelConfig) {
+        self.examined.push(Observed::UnlistedLayer);
+        for layers in unlisted_layers(self.files, config) {
+            self.see(Observed::UnlistedLayer, layers.first.clone(), layers.shown());
         }
-        Ok(())
+    }
+
+    /// Checks that the places from which engines take end tokens state all of them.
+    fn end_tokens(&mut self) {
+        self.examined.extend(STOPS.map(|(what, _)| what));
+        let stated = self.files.config().map(|config| ModelConfig::from_json(config, "config.json"));
+        let stated = stated.and_then(|stated| stated.ok()).map(|stated| stated.eos_token_ids);
+        let stated = stated.unwrap_or_default();
+        let Ok(tokens) = end_tokens::of_folder(self.files.dir(), &stated) else { return };
+        let of = |token: &EndToken, file: &str| token.sources.iter().any(|s| s.to_string().starts_with(file));
+        let generation = self.files.dir().join(GENERATION).exists();
+        for (what, files) in STOPS {
+            // Without generation_config.json engines make one of config.json.
+            let read = |token: &EndToken| {
+                files.iter().any(|file| of(token, file)) || (!generation && of(token, "config.json"))
+            };
+            let missed: Vec<&EndToken> = tokens.iter().filter(|token| !read(token)).collect();
+            let Some(first) = missed.first() else { continue };
+            let sources: Vec<String> = first.sources.iter().map(ToString::to_string).collect();
+            let ids: Vec<String> = missed.iter().map(|token| token.id.to_string()).collect();
+            let found = format!("no end at {} ({})", ids.join(", "), sources.join(", "));
+            self.see(what, "generation_config.json: eos_token_id", found);
+        }
+    }
+
+    /// Checks that every added token has a row in the embedding.
+    fn token_rows(&mut self, config: &ModelConfig) {
+        self.examined.push(Observed::TokenWithoutRow);
+        let added = end_tokens::added_tokens(self.files.dir());
+        let beyond: Vec<_> = added.iter().filter(|(id, _)| *id as usize >= config.vocab_size).collect();
+        let Some((id, text)) = beyond.first() else { return };
+        let found = format!(
+            "{} tokens, the first is {} with id {id}; the embedding has {} rows",
+            beyond.len(),
+            Shown(text),
+            config.vocab_size
+        );
+        self.see(Observed::TokenWithoutRow, "tokenizer.json: added_tokens", found);
     }
 
     /// Checks the ignore list of the config against tensor names.
@@ -246,6 +294,25 @@ impl Looking<'_> {
             }
         }
         self.gguf_token_rules(model, config);
+        self.gguf_end_tokens(model);
+    }
+
+    /// Checks that the tokens that llama.cpp finds by their names are end tokens here: it does not ask for their type.
+    fn gguf_end_tokens(&mut self, model: &Model) {
+        self.examined.push(Observed::EndOfName);
+        let Ok(ours) = EndTokens::of_metadata(model.metadata()) else { return };
+        let ids = ours.ids();
+        let texts = model.metadata().get("tokenizer.ggml.tokens").and_then(|value| value.as_array());
+        let named =
+            (0u32..).zip(texts.unwrap_or_default()).filter_map(|(id, text)| Some((id, text.as_str()?)));
+        let turns = ["<|return|>", "<|call|>"];
+        let has_turns = turns.iter().all(|turn| named.clone().any(|(_, text)| text == *turn));
+        let is_end = |text: &str| NAMES.contains(&text) && (text != "<|end|>" || !has_turns);
+        let mut missed = named.clone().filter(|(id, text)| is_end(text) && !ids.contains(id));
+        if let Some((id, text)) = missed.next() {
+            let found = format!("{} is a plain token of id {id}: llama.cpp ends there", Shown(text));
+            self.see(Observed::EndOfName, "tokenizer.ggml.token_type", found);
+        }
     }
 
     /// Checks pre-tokenizer, BOS rule and vocabulary of a GGUF tokenizer.

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use mantissa_eval::Sequence;
 use mantissa_model::{
     Buffers, Carried, Embedding, Layer, Linear, LinearKind, LoadError, ModelConfig, Norm, Observer,
-    WeightSource, load_embedding,
+    WeightSource, load_embedding, require_head,
 };
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -52,6 +52,7 @@ pub(crate) struct Ends {
 
 impl Ends {
     pub(crate) fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self> {
+        require_head(config, source)?;
         let (vocabulary, d) = (config.vocab_size, config.hidden_size);
         let linear = |module: &str, bias| -> std::result::Result<Linear, LoadError> {
             Linear::new(module, source.linear(module, vocabulary, d, bias)?)

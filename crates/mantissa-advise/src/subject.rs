@@ -1,11 +1,11 @@
 //! Describes models for the serving contract.
 
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, load_config};
 use mantissa_num::stored::Map;
 use mantissa_num::{Blocks, Scheme, Source};
 use mantissa_plan::contract::{Input, Linear, Observation, Observed, Shape, Stored, Subject};
 use mantissa_quant::verify::stored_by_module;
-use mantissa_quant::{Plan, Recipe, model_config};
+use mantissa_quant::{Plan, Recipe};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use mantissa_store::gguf::Storage;
@@ -20,7 +20,7 @@ use crate::observe;
 /// # Errors
 /// Unreadable files or tensors.
 pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<Subject, AdviseError> {
-    let config = model_config(files)?;
+    let config = load_config(files)?;
     let mut linears = Vec::new();
     for info in config.linears_by_rows(files) {
         let stored = if is_plain(files, &info.module) {
@@ -49,10 +49,7 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
 /// # Errors
 /// The configuration is invalid.
 pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64, AdviseError> {
-    let config = model_config(files)?;
-    // A separate head is compared with the embedding.
-    let head = files.checkpoint().get(&format!("{}.weight", config.head_module()));
-    let tied = head.filter(|_| config.tie_word_embeddings).map_or(0, |meta| 2 * meta.len);
+    let config = load_config(files)?;
     // q or k rows as read, in the other order, in the source, and one of them as stored.
     let rotated = |info: &LinearInfo| crate::observe::rotated_heads(info, &config).is_some();
     let rows = config.linears().into_iter().filter(rotated).map(|info| (info.rows * info.cols) as u64).max();
@@ -61,7 +58,7 @@ pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> 
         None => mantissa_model::Tokenizer::bytes_to_load(files.dir()),
         Some(_) => 0,
     };
-    Ok(bytes_of_weight(files)?.max(compared).max(tied).max(tokenizer))
+    Ok(bytes_of_weight(files)?.max(compared).max(tokenizer))
 }
 
 /// Predicts the bytes of reading the quantized weights one at a time, beyond the process: the largest as
@@ -70,7 +67,7 @@ pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> 
 /// # Errors
 /// The configuration is invalid.
 pub fn bytes_of_weight(files: &ModelFiles) -> Result<u64, AdviseError> {
-    let config = model_config(files)?;
+    let config = load_config(files)?;
     let tensors = files.checkpoint().tensors().count() as u64;
     let (by_module, mut read) = (stored_by_module(files), 0);
     let all = config.linears().into_iter().chain(config.tables());

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_model::{Adapted, Decoder, Tokenizer, WeightSource};
-use mantissa_quant::model_config;
+use mantissa_model::{Adapted, Decoder, Tokenizer, WeightSource, load_config};
 use mantissa_runtime::FastModel;
 use mantissa_store::AdapterFiles;
 use mantissa_store::adapter::OwnBase;
@@ -78,10 +77,10 @@ fn require_base(files: &ModelFiles, adapter: &AdapterFiles) -> Result<()> {
 /// Bytes that the adapter of a model takes beside it.
 ///
 /// # Errors
-/// As [`model_config`].
+/// As [`load_config`].
 pub fn bytes_needed(files: &ModelFiles, adapter: Option<&AdapterFiles>) -> Result<u64> {
     Ok(match adapter {
         None => 0,
-        Some(adapter) => Adapted::bytes_needed(&model_config(files)?, adapter),
+        Some(adapter) => Adapted::bytes_needed(&load_config(files)?, adapter),
     })
 }

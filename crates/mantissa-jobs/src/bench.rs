@@ -16,8 +16,20 @@ use crate::error::{BadInput, Result};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::loaded::ModelUse;
-use crate::model::{ModelPath, open, open_quietly};
+use crate::model::{ModelPath, context_length, open, open_quietly};
 use crate::names::AsText;
+
+/// Tokens of the prompt if none are asked for.
+pub const PROMPT: usize = 512;
+/// Tokens to generate if none are asked for.
+pub const GENERATED: usize = 128;
+
+/// Tokens of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tokens {
+    prompt: usize,
+    generated: usize,
+}
 
 /// Measures prefill and decode speed in turns with the limits of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,10 +39,10 @@ pub struct Bench {
     pub model: ModelPath,
     /// Folder of an adapter that is not merged.
     pub adapter: Option<PathBuf>,
-    /// Tokens of the prompt; 0 skips the prefill.
-    pub prompt: usize,
-    /// Tokens to generate; 0 skips decoding.
-    pub generated: usize,
+    /// Tokens of the prompt; 0 skips the prefill. `None` for [`PROMPT`], or as many as the context holds.
+    pub prompt: Option<usize>,
+    /// Tokens to generate; 0 skips decoding. `None` for [`GENERATED`], or as many as the context holds.
+    pub generated: Option<usize>,
     /// Repetitions, of which the median counts.
     pub reps: usize,
     /// Tokens cached before decoding, each measured.
@@ -143,9 +155,58 @@ impl From<KernelChoice> for KernelRow {
 }
 
 impl Bench {
-    fn usage<'a>(&self, adapter: Option<&'a AdapterFiles>) -> ModelUse<'a> {
-        let deepest = self.depth.iter().max().copied().unwrap_or(0);
-        let longest = (self.prompt + 1).max(deepest + self.generated + 2);
+    /// Depth of the longest sequence.
+    fn deepest(&self) -> usize {
+        self.depth.iter().max().copied().unwrap_or(0)
+    }
+
+    /// Returns the tokens to measure in a context of `context` tokens: as asked for, else shortened to it.
+    ///
+    /// # Errors
+    /// The context does not hold what is asked for.
+    fn tokens(&self, context: usize) -> Result<Tokens> {
+        // One more token follows the prompt, and two the cached ones.
+        let most = Tokens {
+            prompt: context.saturating_sub(1),
+            generated: context.saturating_sub(self.deepest().saturating_add(2)),
+        };
+        let fit = |flag: &str, asked: Option<usize>, usual: usize, most: usize| match asked {
+            Some(asked) if asked > most => {
+                let allowed = format!("at most {most} in the model's context of {context}");
+                Err(BadInput::new(flag, asked.to_string(), allowed).with_fix(format!("{flag} {most}")))
+            }
+            Some(asked) => Ok(asked),
+            None => Ok(usual.min(most)),
+        };
+        if self.deepest().saturating_add(2) > context && self.generated != Some(0) {
+            let most = context.saturating_sub(GENERATED + 2);
+            let allowed =
+                format!("at most {} in the model's context of {context}", context.saturating_sub(2));
+            let error = BadInput::new("--depth", self.deepest().to_string(), allowed);
+            return Err(error.with_fix(format!("--depth {most}")).into());
+        }
+        Ok(Tokens {
+            prompt: fit("--prompt", self.prompt, PROMPT, most.prompt)?,
+            generated: fit("--gen", self.generated, GENERATED, most.generated)?,
+        })
+    }
+
+    /// Returns a note on each default that the context shortens.
+    fn shortened(&self, tokens: Tokens, context: usize) -> Vec<String> {
+        let defaults = [
+            ("--prompt", self.prompt, tokens.prompt, PROMPT),
+            ("--gen", self.generated, tokens.generated, GENERATED),
+        ];
+        let shortened =
+            defaults.into_iter().filter(|(_, asked, used, usual)| asked.is_none() && used < usual);
+        let note = |(flag, _, used, usual): (&str, Option<usize>, usize, usize)| {
+            format!("{flag} {used}, not {usual}: the model has a context of {context} tokens")
+        };
+        shortened.map(note).collect()
+    }
+
+    fn usage<'a>(&self, tokens: Tokens, adapter: Option<&'a AdapterFiles>) -> ModelUse<'a> {
+        let longest = (tokens.prompt + 1).max(self.deepest() + tokens.generated + 2);
         ModelUse {
             pass: RuntimeOptions::single(longest).step_tokens,
             longest,
@@ -158,7 +219,7 @@ impl Bench {
     }
 
     /// Measures every policy, depth and batch; returns the runs and the limits of the machine.
-    fn measure(&self, model: &mut FastModel, host: &Host) -> Result<(Vec<BenchRun>, Limits)> {
+    fn measure(&self, tokens: Tokens, model: &mut FastModel, host: &Host) -> Result<(Vec<BenchRun>, Limits)> {
         let probe = Probe::new(host.threads)?;
         let mut limits = vec![probe.run()];
         let mut runs: Vec<BenchRun> = Vec::new();
@@ -172,8 +233,8 @@ impl Bench {
                 self.depth.iter().flat_map(|depth| self.batch.iter().map(move |batch| (depth, batch)))
             {
                 // A prompt takes as long at every depth and batch of decoding.
-                let prompt = if runs.is_empty() { self.prompt } else { 0 };
-                let work = Workload { prompt, generated: self.generated, depth, batch };
+                let prompt = if runs.is_empty() { tokens.prompt } else { 0 };
+                let work = Workload { prompt, generated: tokens.generated, depth, batch };
                 let mut times = Vec::new();
                 for rep in 0..self.reps.max(1) {
                     times.push(measure::run(model, work, self.seed + rep as u64)?);
@@ -202,7 +263,8 @@ impl Job for Bench {
 
     fn memory(&self, _: &Host) -> Result<u64> {
         let (files, adapter) = (open_quietly(&self.model)?, adapter::open(self.adapter.as_deref())?);
-        Ok(self.usage(adapter.as_ref()).needed(&[&files])?.1)
+        let tokens = self.tokens(context_length(&files)?)?;
+        Ok(self.usage(tokens, adapter.as_ref()).needed(&[&files])?.1)
     }
 
     /// # Errors
@@ -211,14 +273,17 @@ impl Job for Bench {
         let start = Instant::now();
         let files = open(&self.model, host)?;
         let adapter = adapter::open(self.adapter.as_deref())?;
-        self.usage(adapter.as_ref()).require(&[&files], host)?;
+        let context = context_length(&files)?;
+        let tokens = self.tokens(context)?;
+        self.shortened(tokens, context).iter().for_each(|note| host.note(note));
+        self.usage(tokens, adapter.as_ref()).require(&[&files], host)?;
         let mut model = adapter::fast(&files, adapter.as_ref(), host.threads)?;
         drop(adapter);
         let load_s = start.elapsed().as_secs_f64();
-        let short = Workload { prompt: 16, generated: 0, depth: 0, batch: 1 };
+        let short = Workload { prompt: 16.min(context.saturating_sub(1)), generated: 0, depth: 0, batch: 1 };
         measure::run(&model, short, self.seed)?;
         let load_to_first_token_s = start.elapsed().as_secs_f64();
-        let (runs, limits) = self.measure(&mut model, host)?;
+        let (runs, limits) = self.measure(tokens, &mut model, host)?;
         let giga = |rate: f64| rate / 1e9;
         let Some(first) = runs.first().cloned() else {
             return Err(BadInput::new("--depth, --batch", "none", "at least one number").into());
@@ -230,8 +295,8 @@ impl Job for Bench {
             level: PackedLevel::best().name(),
             load_s,
             load_to_first_token_s,
-            prompt: self.prompt,
-            generated: self.generated,
+            prompt: tokens.prompt,
+            generated: tokens.generated,
             first,
             machine_read_gb_per_s: giga(limits.read),
             machine_int8_gops: limits.int8.map(giga),

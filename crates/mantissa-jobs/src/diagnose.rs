@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_advise::diagnose::{Names, Report, Request, diagnose, steps};
 use mantissa_eval::Sequence;
-use mantissa_model::{KvPolicy, Tokenizer};
-use mantissa_quant::{Quality, model_config};
+use mantissa_model::{KvPolicy, Tokenizer, load_config};
+use mantissa_quant::Quality;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
 
@@ -181,7 +181,7 @@ impl Job for Diagnose {
             names: self.names(files),
             threads: host.threads,
         };
-        let total = steps(&model_config(files)?, calibration.is_some());
+        let total = steps(&load_config(files)?, calibration.is_some());
         let progress = host.progress(total as u64, Unit::Items("steps"));
         let report = diagnose(&request, &|done| progress.set(done as u64))?;
         progress.finish();

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_advise::doctor::{Diagnosis, Fault, Verdict, against, bytes_against, examine, steps};
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
-use mantissa_model::{Bos, Tokenizer};
-use mantissa_quant::{as_in_gguf, model_config};
+use mantissa_model::{Bos, Tokenizer, load_config};
+use mantissa_quant::as_in_gguf;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,7 @@ impl Job for Doctor {
     fn run(&self, host: &Host) -> Result<DoctorReport> {
         let files = open(&self.model, host)?;
         let given = self.text.sequences(&self.model, false, host)?;
-        let config = model_config(&files)?;
+        let config = load_config(&files)?;
         let total = if self.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
         let progress = host.progress(total as u64, Unit::Items("steps"));
         let told = |done: usize| progress.set(done as u64);

@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use mantissa_model::ModelConfig;
+use mantissa_model::{ModelConfig, load_config};
 use mantissa_quant::calibrate::{CalibrationSet, Limits};
-use mantissa_quant::{Importance, QuantError, model_config};
+use mantissa_quant::{Importance, QuantError};
 use mantissa_store::Kind;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ impl Imatrix {
     /// Opens the model and tokenizes the text.
     fn open(&self, host: &Host) -> Result<(ModelFiles, ModelConfig, CalibrationSet)> {
         let source = model::open(&self.source, host)?;
-        let config = model_config(&source)?;
+        let config = load_config(&source)?;
         let set = self.calibration.load(&source, self.split.as_deref(), self.seed, host)?;
         let set = set.ok_or_else(|| BadInput::new("imatrix", "neither", NEEDED))?;
         Ok((source, config, set))

@@ -1,8 +1,7 @@
 //! Models that run side by side on the reference engine: their memory, and loading.
 
 use mantissa_eval::Sequence;
-use mantissa_model::{Adapted, Buffers, Decoder, KvCache, KvPolicy};
-use mantissa_quant::model_config;
+use mantissa_model::{Adapted, Buffers, Decoder, KvCache, KvPolicy, load_config};
 use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
@@ -122,7 +121,7 @@ impl ModelUse<'_> {
     /// Describes the models of these files side by side, and predicts their memory in bytes.
     ///
     /// # Errors
-    /// As [`model_config`].
+    /// As [`load_config`].
     pub fn needed(self, models: &[&ModelFiles]) -> Result<(String, u64)> {
         let mut needs = BASE;
         for (i, files) in models.iter().enumerate() {
@@ -134,7 +133,7 @@ impl ModelUse<'_> {
     }
 
     fn bytes(self, files: &ModelFiles) -> Result<u64> {
-        let config = model_config(files)?;
+        let config = load_config(files)?;
         let buffers = Buffers::bytes_needed(&config, self.pass, self.longest);
         let logits = (self.logits as u64).saturating_mul(config.vocab_size as u64).saturating_mul(4);
         let cache = match self.kv {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use mantissa_eval::{
     Sequence, TextOptions, check_sequences, parse_docs, sequences_from_file, token_file, token_path,
 };
-use mantissa_model::Bos;
-use mantissa_quant::{Evaluation, TaskRuns, model_config};
+use mantissa_model::{Bos, load_config};
+use mantissa_quant::{Evaluation, TaskRuns};
 use mantissa_store::TextFile;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
@@ -171,7 +171,7 @@ pub fn unused(windows: &str, options: &[(&str, bool)]) -> Vec<String> {
 /// # Errors
 /// An id outside the vocabulary or a window longer than the context, with file, key and window.
 pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) -> Result<()> {
-    match model_config(model) {
+    match load_config(model) {
         Ok(config) => check_sequences(&config, sequences).at(argument),
         Err(_) => Ok(()),
     }

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::Tokenizer;
-use mantissa_quant::model_config;
-use mantissa_store::adapter::CONFIG_NAME;
+use mantissa_model::{Tokenizer, config_notes, load_config};
+use mantissa_store::adapter::{CONFIG_NAME, WEIGHTS_NAME};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
@@ -28,6 +27,7 @@ pub fn open(path: &Path, host: &Host) -> Result<ModelFiles> {
     let notes: Vec<_> = interrupted(path)
         .into_iter()
         .chain(files.notes())
+        .chain(config_notes(&files))
         .chain(files.checkpoint().warnings().iter().cloned())
         .collect();
     host.warn_all(&notes)?;
@@ -50,7 +50,7 @@ pub fn interrupted(path: &Path) -> Option<String> {
 /// # Errors
 /// As [`ModelFiles::open`].
 pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
-    if let Some(error) = no_result(path) {
+    if let Some(error) = no_result(path).or_else(|| no_adapter(path)) {
         return Err(error.into());
     }
     let opened = ModelFiles::open(path);
@@ -89,17 +89,17 @@ pub fn load_tokenizer(files: &ModelFiles, host: &Host) -> Result<Tokenizer> {
 /// Returns the context length of a model in tokens.
 ///
 /// # Errors
-/// As [`model_config`].
+/// As [`load_config`].
 pub fn context_length(files: &ModelFiles) -> Result<usize> {
-    Ok(model_config(files)?.max_position_embeddings)
+    Ok(load_config(files)?.max_position_embeddings)
 }
 
 /// Returns the vocabulary size of a model.
 ///
 /// # Errors
-/// As [`model_config`].
+/// As [`load_config`].
 pub fn vocabulary(files: &ModelFiles) -> Result<usize> {
-    Ok(model_config(files)?.vocab_size)
+    Ok(load_config(files)?.vocab_size)
 }
 
 /// Returns the model folder that `file` is the weight file or index of, if it has a config.
@@ -134,16 +134,37 @@ fn no_result(run: &Path) -> Option<BadInput> {
     if !is_run(run) {
         return None;
     }
-    let (named, adapter) = (run.display().to_string(), run.join(ADAPTER));
+    let adapter = run.join(ADAPTER);
+    match adapter.join(CONFIG_NAME).is_file() {
+        true => Some(adapter_given(run, "a training run that wrote an adapter", &adapter)),
+        false => Some(
+            BadInput::new(run.display().to_string(), "a training run that wrote no model yet", "a model")
+                .with_fix("finish it with --resume"),
+        ),
+    }
+}
+
+/// Returns the error for an adapter in place of a model: its folder, or the weights in it.
+pub fn no_adapter(path: &Path) -> Option<BadInput> {
+    let is_weights = path.file_name().is_some_and(|name| name == WEIGHTS_NAME);
+    let dir = if is_weights { path.parent()? } else { path };
+    // A folder with a config of its own is a model with an adapter beside it.
+    let alone = dir.join(CONFIG_NAME).is_file() && !dir.join("config.json").is_file();
+    alone.then(|| adapter_given(path, "an adapter", dir))
+}
+
+/// Returns the error for `named`, which is `found`: the adapter in `adapter`.
+fn adapter_given(named: &Path, found: &str, adapter: &Path) -> BadInput {
     let settings = json::read_strict(&adapter.join(CONFIG_NAME), MAX_CONFIG_BYTES, "an adapter").ok();
     let base = settings.and_then(|settings| Some(settings["base_model_name_or_path"].as_str()?.to_owned()));
-    let allowed = "a model";
-    Some(match base {
-        Some(base) => BadInput::new(named, "a training run that wrote an adapter", allowed)
-            .with_fix(format!("give {} as the model, with --adapter {}", Shown(&base), adapter.display())),
-        None => BadInput::new(named, "a training run that wrote no model yet", allowed)
-            .with_fix("finish it with --resume"),
-    })
+    let base = match base.filter(|base| !base.is_empty()) {
+        Some(base) => Shown(&base).to_string(),
+        None => "the model that it was trained on".to_owned(),
+    };
+    let adapter = adapter.display();
+    BadInput::new(named.display().to_string(), found, "a model").with_fix(format!(
+        "give {base} as the model, with --adapter {adapter} (run, serve, eval, bench); for other commands merge it first (finetune --merge, or merge_and_unload of PEFT)"
+    ))
 }
 
 /// Model as a user names it, and its location: a folder, a file, or a model inside the program. A weight file of a model

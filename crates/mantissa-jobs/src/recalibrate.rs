@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use mantissa_model::{KvPolicy, ModelConfig};
+use mantissa_model::{KvPolicy, ModelConfig, load_config};
 use mantissa_quant::calibrate::{Calibration as HeldCalibration, CalibrationSet, Limits};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Percentile};
 use mantissa_quant::memory::level_bytes;
-use mantissa_quant::{QuantError, Recalibration, model_config};
+use mantissa_quant::{QuantError, Recalibration};
 use mantissa_store::Kind;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
@@ -93,7 +93,7 @@ impl Recalibrate {
     /// Opens the model and tokenizes the text: samples of the calibration, or all windows of the text.
     fn open(&self, host: &Host) -> Result<Opened> {
         let source = model::open(&self.source, host)?;
-        let config = model_config(&source)?;
+        let config = load_config(&source)?;
         let samples = self.calibration.load(&source, self.text.split.as_deref(), self.seed, host)?;
         let windows = self.text.sequences(&self.source, self.calibration.is_text(), host)?;
         let set = match (samples, windows) {

@@ -1,7 +1,6 @@
 //! Memory of models on the fast engine with their sessions, and what a session needs from a model.
 
-use mantissa_model::{KvPolicy, ModelConfig, Tokenizer};
-use mantissa_quant::model_config;
+use mantissa_model::{KvPolicy, ModelConfig, Tokenizer, load_config};
 use mantissa_runtime::RuntimeOptions;
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::footprint::{Footprint, SessionFootprint};
@@ -39,7 +38,7 @@ impl SessionNeeds {
         sizes: &RuntimeOptions,
         threads: usize,
     ) -> Result<()> {
-        let config = model_config(files)?;
+        let config = load_config(files)?;
         let held = || files.kv_policy().and_then(|text| text.parse::<KvPolicy>().ok());
         let policy = kv.cloned().or_else(held);
         // What the checkpoint may state without a policy takes less than f16.
@@ -55,7 +54,7 @@ impl SessionNeeds {
     /// # Errors
     /// A config that cannot be read.
     pub fn add_draft(&mut self, files: &ModelFiles, sizes: &RuntimeOptions, threads: usize) -> Result<()> {
-        let config = model_config(files)?;
+        let config = load_config(files)?;
         let session = SessionFootprint::of_draft(sizes, &config, &f16_cache(&config)?);
         self.add(Footprint::of(files, &config, threads), session);
         Ok(())
@@ -66,7 +65,7 @@ impl SessionNeeds {
     /// # Errors
     /// A config that cannot be read.
     pub fn add_session(&mut self, files: &ModelFiles, sizes: &RuntimeOptions) -> Result<()> {
-        let config = model_config(files)?;
+        let config = load_config(files)?;
         self.add(Footprint::default(), SessionFootprint::of(sizes, &config, &f16_cache(&config)?));
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Options that quantize embedding and output head.
 
+use mantissa_model::load_config;
 use mantissa_num::Scheme;
-use mantissa_quant::{Recipe, model_config};
+use mantissa_quant::Recipe;
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +68,7 @@ impl Tables {
         if self.head.is_none() && self.embeddings.is_none() {
             return Ok(());
         }
-        let config = model_config(source)?;
+        let config = load_config(source)?;
         // The schemes must not change the format that the recipe chooses by itself.
         recipe.container = recipe.container.or(Some(container));
         for (text, module) in

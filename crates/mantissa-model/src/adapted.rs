@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use mantissa_num::stored::{Extra, Map};
 use mantissa_store::convention::{LinearWeight, Weight};
 use mantissa_store::{Adapter, AdapterFiles, AdapterModule};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::config::ModelConfig;
-use crate::decoder::load_config;
 use crate::error::LoadError;
 use crate::graph::{LinearInfo, LinearKind};
 use crate::linear::Linear;
 use crate::memory::zeros;
+use crate::model_config::{load_config, untie};
 use crate::source::{SourceView, WeightSource};
 
 /// Shape and values of a tensor that replaces one of the base.
@@ -67,7 +67,7 @@ impl<'a> Adapted<'a> {
         let untied = match base.config() {
             Some(value) if config.tie_word_embeddings && own_head => {
                 let mut value = value.clone();
-                value["tie_word_embeddings"] = json!(false);
+                untie(&mut value);
                 Some(Untied { config: value, head: head.to_owned(), embedding })
             }
             _ => None,
@@ -188,6 +188,11 @@ impl SourceView for Adapted<'_> {
 
     fn config(&self) -> Option<&Value> {
         self.untied.as_ref().map_or_else(|| self.base.config(), |untied| Some(&untied.config))
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        let own = || self.untied.as_ref().is_some_and(|untied| untied.head == module);
+        self.base.has_linear(module) || self.replaced.contains_key(&format!("{module}.weight")) || own()
     }
 
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {

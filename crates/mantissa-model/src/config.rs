@@ -87,6 +87,8 @@ pub struct ModelConfig {
     pub head_norms: HeadNorms,
     /// True if the head is the embedding.
     pub tie_word_embeddings: bool,
+    /// True if the configuration says so. The tensors may have a head of its own all the same.
+    pub states_tied: bool,
     /// Activation function of the MLP.
     pub hidden_act: Activation,
     /// Linear layers with a bias.
@@ -199,6 +201,7 @@ impl ModelConfig {
         let eps = parse_eps(fields, architecture.eps)?;
         let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
         let around = Around { hidden: heads.hidden_size, heads: heads.query, head_dim: heads.dim, eps };
+        let tied = parse_tied(root, fields, architecture, wrapper)?;
         let recurrent = rules.as_ref().map(|rules| (rules.mixer)(fields, &around)).transpose()?;
         let Halves { mixing, has_mlp } = match rules {
             Some(rules) => (rules.halves)(fields, num_hidden_layers)?,
@@ -220,7 +223,8 @@ impl ModelConfig {
             norm: parse_norm(fields, architecture),
             norm_places: parse_norm_places(fields, architecture)?,
             head_norms: parse_head_norms(fields, architecture)?,
-            tie_word_embeddings: parse_tied(root, fields, architecture, wrapper)?,
+            tie_word_embeddings: tied,
+            states_tied: tied,
             hidden_act: parse_activation(fields, architecture)?,
             biases: parse_biases(fields, architecture)?,
             attention_scale: scales.scores(fields, architecture, &heads, latent, &rope.global.scaling)?

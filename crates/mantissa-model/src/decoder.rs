@@ -7,14 +7,14 @@ use mantissa_num::Accumulator;
 use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::calibrate::{KvCalibrationError, Text};
-use crate::config::{ModelConfig, read_json};
+use crate::config::ModelConfig;
 use crate::embedding::{Embedding, load_embedding};
-use crate::end_tokens;
 use crate::error::{ForwardError, LoadError};
 use crate::flow::Sequences;
 use crate::kv::policy::KvPolicy;
 use crate::layer::Layer;
 use crate::linear::{Linear, LinearMatmul, forward_fused};
+use crate::model_config::{load_config, require_head};
 use crate::norm::Norm;
 use crate::operands::AttentionOperands;
 use crate::source::WeightSource;
@@ -55,6 +55,7 @@ impl Decoder {
     /// [`LoadError`] names the field, the tensor or the linear layer that does not fit.
     pub fn load(source: &dyn WeightSource) -> Result<Self, LoadError> {
         let config = load_config(source)?;
+        require_head(&config, source)?;
         let layers = (0..config.num_hidden_layers).map(|layer| Layer::load(source, &config, layer));
         let head = || {
             let module = config.head_module();
@@ -284,29 +285,6 @@ impl Hidden<'_> {
         self.decoder.config.finish_logits(out);
         Ok(())
     }
-}
-
-/// Reads the configuration of the model that `source` describes: `config.json`, with the token ids of the
-/// `generation_config.json` next to it.
-///
-/// # Errors
-/// [`LoadError::NoConfig`], or [`LoadError::Config`] for the field that is wrong.
-pub fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> {
-    let no_config = || LoadError::NoConfig { location: source.location() };
-    let value = source.config().ok_or_else(no_config)?;
-    let file = |name: &str| source.dir().map(|dir| dir.join(name));
-    let name = file("config.json").map_or_else(|| source.location(), |path| path.display().to_string());
-    let mut config = ModelConfig::from_json(value, &name)?;
-    config.find_names(|name| source.has(name));
-    if let Some(path) = file("generation_config.json")
-        && let Some(value) = read_json(&path)?
-    {
-        config.apply_generation_config(&value, &path.display().to_string())?;
-    }
-    if let Some(dir) = source.dir() {
-        config.eos_token_ids = end_tokens::of_folder(dir, &config.eos_token_ids)?.ids();
-    }
-    Ok(config)
 }
 
 #[cfg(test)]

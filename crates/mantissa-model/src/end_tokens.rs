@@ -35,18 +35,30 @@ struct Added {
 /// # Errors
 /// [`ConfigError`] for a field of another type. The tokenizer's own reader reports faults of `tokenizer.json`.
 pub fn of_folder(dir: &Path, config: &[u32]) -> Result<EndTokens, ConfigError> {
-    let mut tokens = EndTokens::default();
-    let place = |name: &str| Source::Field(format!("{name}: eos_token_id"));
     let path = dir.join("generation_config.json");
     let generation = match read_json(&path)? {
         Some(value) => ModelConfig::end_tokens(&value, &path.display().to_string())?,
         None => Vec::new(),
     };
+    Ok(with_generation(dir, config, &generation))
+}
+
+/// Returns ids and texts of the added tokens in `tokenizer.json` of `dir`; none if it cannot be read.
+pub fn added_tokens(dir: &Path) -> Vec<(u32, String)> {
+    read_special(dir).added_tokens.into_iter().map(|token| (token.id, token.content)).collect()
+}
+
+fn read_special(dir: &Path) -> Special {
     let tokenizer =
         regular::read_optional(&dir.join("tokenizer.json"), MAX_TOKENIZER, "a tokenizer.json").ok();
-    let special: Special =
-        tokenizer.flatten().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-    let special: Vec<_> = special.added_tokens.into_iter().filter(|token| token.special).collect();
+    tokenizer.flatten().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+/// Reads the end tokens of the folder `dir` as [`of_folder`], for a `generation_config.json` that states `generation`.
+pub(crate) fn with_generation(dir: &Path, config: &[u32], generation: &[u32]) -> EndTokens {
+    let mut tokens = EndTokens::default();
+    let place = |name: &str| Source::Field(format!("{name}: eos_token_id"));
+    let special: Vec<_> = read_special(dir).added_tokens.into_iter().filter(|token| token.special).collect();
     let ids: BTreeSet<u32> = special.iter().map(|token| token.id).collect();
     tokens.add(&place("generation_config.json"), generation.iter().copied());
     let is_meant = |id: &u32| generation.is_empty() || generation.contains(id) || ids.contains(id);
@@ -61,7 +73,7 @@ pub fn of_folder(dir: &Path, config: &[u32]) -> Result<EndTokens, ConfigError> {
     }
     tokens.add_named(special.iter().map(|token| (token.id, token.content.as_str())));
     let text = |id: u32| special.iter().find(|token| token.id == id).map(|token| token.content.clone());
-    Ok(tokens.with_texts(text))
+    tokens.with_texts(text)
 }
 
 #[cfg(test)]

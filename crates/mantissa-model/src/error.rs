@@ -33,6 +33,18 @@ pub enum LoadError {
         /// Its shape.
         shape: Vec<usize>,
     },
+    /// There is no head: neither a tensor nor a configuration that ties it to the embedding.
+    #[error(
+        "{file}: tie_word_embeddings: expected true, or a tensor \"{tensor}\", got {found} and no such tensor; fix: set tie_word_embeddings to true in this file if the head is the embedding, or fetch the weights that are missing"
+    )]
+    NoHead {
+        /// The configuration.
+        file: String,
+        /// Name of the missing tensor.
+        tensor: String,
+        /// Value of the field.
+        found: String,
+    },
     /// A tensor does not have the shape that the configuration requires.
     #[error("{location}: tensor \"{tensor}\": expected shape {expected:?}, got {found:?}")]
     Shape {

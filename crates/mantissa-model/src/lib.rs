@@ -64,6 +64,7 @@ mod decoder;
 mod embedding;
 pub mod end_tokens;
 mod layer;
+mod model_config;
 
 // Layer: text.
 pub mod chat;
@@ -79,7 +80,7 @@ pub use calibrate::{KvCalibrationError, find_kv_levels};
 pub use carried::Carried;
 pub use chat::{ChatError, ChatTemplates, Message};
 pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, read_json};
-pub use decoder::{Batch, Decoder, Hidden, load_config};
+pub use decoder::{Batch, Decoder, Hidden};
 pub use embedding::{Embedding, LayerEmbeddings, Table, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{
@@ -94,6 +95,9 @@ pub use mantissa_arch::Architecture;
 pub use mantissa_arch::names::Names;
 pub use mantissa_arch::wrapper::{TextPlace, Wrapper};
 pub use memory::zeros;
+pub use model_config::{
+    Unlisted, config_notes, find_head, load_config, require_head, unlisted_layers, untie,
+};
 pub use norm::Norm;
 pub use operands::AttentionOperands;
 pub use products::Products;

@@ -60,6 +60,12 @@ pub trait WeightSource {
         self.has(&format!("{module}.weight"))
     }
 
+    /// True if the linear layers `a` and `b`, both stored, have the same weights.
+    ///
+    /// # Errors
+    /// A tensor cannot be read.
+    fn stores_alike(&self, a: &str, b: &str) -> Result<bool, LoadError>;
+
     /// Reads the weight `[rows, cols]` of one stacked expert.
     ///
     /// # Errors
@@ -100,6 +106,11 @@ pub trait SourceView {
     /// Overrides [`WeightSource::has`].
     fn has(&self, tensor: &str) -> bool {
         self.base().has(tensor)
+    }
+
+    /// Overrides [`WeightSource::has_linear`].
+    fn has_linear(&self, module: &str) -> bool {
+        self.base().has_linear(module)
     }
 
     /// Overrides [`WeightSource::tensor_f32`].
@@ -197,7 +208,11 @@ impl<T: SourceView> WeightSource for T {
     }
 
     fn has_linear(&self, module: &str) -> bool {
-        self.base().has_linear(module)
+        SourceView::has_linear(self, module)
+    }
+
+    fn stores_alike(&self, a: &str, b: &str) -> Result<bool, LoadError> {
+        self.base().stores_alike(a, b)
     }
 
     fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
@@ -224,7 +239,11 @@ impl WeightSource for ModelFiles {
     }
 
     fn location(&self) -> String {
-        ModelFiles::dir(self).display().to_string()
+        // A single weight file is named itself: the `config.json` beside it belongs to another model.
+        let dir = ModelFiles::dir(self);
+        let bare = self.config().is_none() && dir.join("config.json").exists();
+        let file = self.checkpoint().files().next().filter(|_| bare);
+        file.unwrap_or(dir).display().to_string()
     }
 
     fn has(&self, tensor: &str) -> bool {
@@ -249,6 +268,10 @@ impl WeightSource for ModelFiles {
 
     fn has_linear(&self, module: &str) -> bool {
         ModelFiles::has_linear(self, module)
+    }
+
+    fn stores_alike(&self, a: &str, b: &str) -> Result<bool, LoadError> {
+        Ok(ModelFiles::stores_alike(self, a, b)?)
     }
 
     fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
@@ -305,6 +328,11 @@ impl WeightSource for MapSource {
 
     fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
         Ok(self.tensor_f32(tensor, shape)?.into_iter().map(|x| x as u32).collect())
+    }
+
+    fn stores_alike(&self, a: &str, b: &str) -> Result<bool, LoadError> {
+        let weight = |module: &str| self.tensors.get(&format!("{module}.weight"));
+        Ok(weight(a).is_some() && weight(a) == weight(b))
     }
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {

@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, Role, StoredAs, TensorInfo, load_config};
 use mantissa_num::pack::transpose;
 use mantissa_store::convention::gguf::DenseTensor;
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
 use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
-use crate::config::model_config;
 use crate::error::{QuantError, Result};
 use crate::gguf::linear_of;
 use crate::unused;
@@ -25,7 +24,7 @@ use crate::values::{values_of, weight_of};
 /// A tensor is missing or has another shape.
 pub fn dense_source(files: ModelFiles) -> Result<ModelFiles> {
     let Some(model) = files.gguf().filter(|_| !files.is_quantized()) else { return Ok(files) };
-    let config = model_config(&files)?;
+    let config = load_config(&files)?;
     let (whole, apart): (Vec<_>, Vec<_>) =
         config.tensors().into_iter().partition(|info| model.is_whole(&info.name));
     let whole: Vec<DenseTensor> = whole
@@ -89,7 +88,7 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
     if !files.is_quantized() {
         return dense_source(files);
     }
-    let config = model_config(&files)?;
+    let config = load_config(&files)?;
     let mut notes = dequantized_notes(&files);
     let presented = without_quantization(files.config());
     let again = ModelFiles::open(files.dir())?;

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_model::{LinearInfo, LoadError, SourceView, StoredAs, WeightSource};
+use mantissa_model::{LinearInfo, LoadError, SourceView, StoredAs, WeightSource, untie};
 use mantissa_num::Hadamard;
 use mantissa_num::pack::transpose;
 use mantissa_num::stored::{Map, Transforms};
@@ -194,7 +194,7 @@ impl Folds {
     pub(crate) fn untie(&mut self, head: String, embedding: String, config: Option<&Value>) {
         self.untied = Some((head, embedding));
         self.config = config.cloned().map(|mut config| {
-            config["tie_word_embeddings"] = Value::Bool(false);
+            untie(&mut config);
             config
         });
     }
@@ -370,6 +370,11 @@ impl SourceView for Folded<'_> {
 
     fn has(&self, tensor: &str) -> bool {
         self.files.has(tensor) || self.folds.and_then(Folds::untied).is_some_and(|(head, _)| head == tensor)
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        let head = self.folds.and_then(Folds::untied).and_then(|(head, _)| head.strip_suffix(".weight"));
+        self.files.has_linear(module) || head == Some(module)
     }
 
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {

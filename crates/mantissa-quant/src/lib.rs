@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 // Layer: Reports, errors and access to the source.
-mod config;
 mod error;
 mod fold;
 mod load;
@@ -65,7 +64,6 @@ pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, range, registr
 use mantissa_methods::{dequantize, error_stats, orthogonal};
 
 pub use cache_scales::of_source as stored_kv_scheme;
-pub use config::model_config;
 
 pub use convert::Changes;
 pub use dense_source::{dense_source, dequantized_source};

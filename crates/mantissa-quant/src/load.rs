@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, Tokenizer, TokenizerError, load_config};
+use mantissa_model::{
+    LinearInfo, ModelConfig, Role, StoredAs, Tokenizer, TokenizerError, load_config, require_head,
+};
 use mantissa_store::convention::ModelFiles;
 
 use crate::error::Result;
@@ -39,6 +41,7 @@ pub(crate) fn load_check_of_ids(model: &Path) -> Result<()> {
 pub(crate) fn loadable(files: &ModelFiles) -> Result<()> {
     // Includes the token ids of generation_config.json.
     let config = load_config(files)?;
+    require_head(&config, files)?;
     // Linear layers one by one first: a config may name more layers than memory has room to list.
     for info in config.decoder_linears() {
         check_linear(files, &info)?;

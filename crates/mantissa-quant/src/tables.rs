@@ -4,12 +4,11 @@
 //! statistics of the head's input, and an embedding has none. In a GGUF file the plan of the [layout](crate::gguf)
 //! has them.
 
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, load_config};
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, ModelFiles, SideTensors};
 use mantissa_store::{Dtype, Error, TensorSpec};
 
-use crate::config::model_config;
 use crate::error::Result;
 use crate::fold::{Folded, Folds};
 use crate::layers::QuantizedLayer;
@@ -78,13 +77,13 @@ fn untied_head(config: &ModelConfig, recipe: &Recipe) -> Option<(String, String)
 
 /// Declares the dense head of [`untied_head`], which the source stores as the embedding alone.
 fn spec_of_untied(source: &ModelFiles, (head, embedding): &(String, String)) -> Option<TensorSpec> {
-    let meta = source.checkpoint().get(embedding).filter(|_| !source.has(head))?;
+    let meta = source.checkpoint().get(embedding)?;
     Some(TensorSpec::new(head, meta.dtype, meta.shape.clone()))
 }
 
 /// Unties the head of `folds` if this config unties it and the source ties it.
 pub(crate) fn untie(folds: &mut Folds, config: &ModelConfig, source: &ModelFiles) -> Result<()> {
-    let tied = model_config(source)?.tie_word_embeddings;
+    let tied = load_config(source)?.tie_word_embeddings;
     if tied && !config.tie_word_embeddings && folds.untied().is_none() {
         let name = |module: &str| format!("{module}.weight");
         let (head, embedding) = (name(config.head_module()), name(&config.embedding_module()));

@@ -50,10 +50,10 @@ pub(crate) fn tensors<'a>(
     files: &'a ModelFiles,
     config: &ModelConfig,
 ) -> impl Iterator<Item = &'a TensorMeta> + use<'a> {
-    let used = Used::new(config);
+    let (used, config) = (Used::new(config), config.clone());
     // A GGUF file has names of its own, and holds a text model alone.
     let all = files.gguf().is_none().then(|| files.checkpoint().tensors());
-    all.into_iter().flatten().filter(move |meta| !used.has(&meta.name))
+    all.into_iter().flatten().filter(move |meta| !used.has(&meta.name) && !config.is_tied_head(&meta.name))
 }
 
 /// Returns the module of a weight that may belong to a linear layer: a tensor `weight` of two dimensions.

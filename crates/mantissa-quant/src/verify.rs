@@ -33,7 +33,7 @@ use std::path::Path;
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_model::{CacheInF32, LinearInfo, ModelConfig, check_kv_levels};
+use mantissa_model::{CacheInF32, LinearInfo, ModelConfig, check_kv_levels, load_config};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{ErrorClass, Manifest};
 
@@ -46,7 +46,6 @@ use manifest::check_manifest;
 pub use memory::{stored_by_module, verify_bytes};
 use weights::WeightCheck;
 
-use crate::config::model_config;
 use crate::error::Result;
 use crate::fold::{Folded, Folds};
 use crate::plan::rounds_each;
@@ -176,10 +175,10 @@ fn check_weights(
     threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
-    let config = model_config(files)?;
-    let source_config = source.map(model_config).transpose()?;
+    let config = load_config(files)?;
+    let source_config = source.map(|source| load_config(source)).transpose()?;
     let mut folds = match (source, Record::read(files.dir())?) {
-        (Some(source), Some(record)) => record.folds(source, &model_config(source)?)?,
+        (Some(source), Some(record)) => record.folds(source, &load_config(source)?)?,
         _ => Folds::default(),
     };
     source.map_or(Ok(()), |source| tables::untie(&mut folds, &config, source))?;
@@ -208,7 +207,7 @@ fn check_weights(
         check_copied(files, source, &config, trained, threads, found)?;
         if folds != Folds::default() {
             let what = "logits of the source and of the transformed source";
-            let folded = model_config(source.files())?;
+            let folded = load_config(source.files())?;
             compare_logits(source.files(), source, &folded, what, found)?;
         }
     }

@@ -59,6 +59,7 @@ pub mod work;
 // Layer: models and their formats.
 pub mod adapter;
 pub mod convention;
+pub mod quantization;
 pub mod shard_plan;
 pub mod shards;
 

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::error::{Error, ForeignKind, IndexFault, Result};
 use crate::json::{parse_strict, read_strict, with_spelled_floats};
+use crate::quantization;
 use crate::reader::Tail;
 use crate::regular;
 use crate::safetensors::{SafeTensors, TensorMeta};
@@ -157,7 +158,8 @@ impl Checkpoint {
     }
 
     fn open_folder(dir: &Path) -> Result<Self> {
-        let config = read_config(dir)?;
+        let mut config = read_config(dir)?;
+        let note = config.as_mut().and_then(quantization::to_root);
         let has = |name| fs::symlink_metadata(dir.join(name)).is_ok();
         let mut opened = if has(SINGLE_NAME) {
             Self::of_one(dir, SafeTensors::open(&dir.join(SINGLE_NAME))?)
@@ -169,6 +171,7 @@ impl Checkpoint {
         if has(SINGLE_NAME) && has(INDEX_NAME) {
             opened.warnings.push(format!("{}: {INDEX_NAME} ignored, {SINGLE_NAME} read", dir.display()));
         }
+        opened.warnings.extend(note.map(|note| format!("{}: {note}", dir.join("config.json").display())));
         opened.config = config;
         Ok(opened)
     }
@@ -198,6 +201,12 @@ impl Checkpoint {
             .collect();
         let by_name = index(&files);
         Self { files, by_name, config, views, ..self }
+    }
+
+    /// The same files with one more accepted irregularity.
+    pub(crate) fn with_warning(mut self, warning: String) -> Self {
+        self.warnings.push(warning);
+        self
     }
 
     /// The same files with `rows` rows in the matrix `name`, whose rows after its own are its first. `config` is the new

@@ -7,7 +7,7 @@ use mantissa_kernels::kernels;
 use mantissa_model::flow::Sequences;
 use mantissa_model::graph::NormKind;
 use mantissa_model::{
-    Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config, zeros,
+    Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config, require_head, zeros,
 };
 
 use crate::adapter::Dropout;
@@ -69,6 +69,7 @@ impl TrainModel {
     /// unsupported operand; [`TrainError::Load`] if a weight cannot be read or memory is missing.
     pub fn load(source: &dyn WeightSource, options: Options) -> Result<Self, TrainError> {
         let config = load_config(source)?;
+        require_head(&config, source)?;
         check_model(&config)?;
         let params = Parameters::load(source, &config)?;
         Self::new(config, params, options)

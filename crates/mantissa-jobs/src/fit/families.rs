@@ -178,7 +178,7 @@ fn schemes(job: &Fit, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>> 
     if !probe("int4-g128") && probe(TRELLIS[0]) {
         return TRELLIS.iter().map(|scheme| parsed(scheme)).collect();
     }
-    let config = mantissa_quant::model_config(source)?;
+    let config = mantissa_model::load_config(source)?;
     let group = if config.decoder_linears().all(|info| info.cols.is_multiple_of(128)) { 128 } else { 32 };
     [3, 4, 6, 8].into_iter().map(|bits| parsed(&format!("int{bits}-g{group}"))).collect()
 }

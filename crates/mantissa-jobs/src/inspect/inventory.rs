@@ -421,7 +421,7 @@ fn word_shape(files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(g
     match (files.awq(), files.gptq()) {
         (Some(config), _) => Some((config.layer(), across.checked_mul(8)?, down)),
         (_, config) => {
-            let layer = config?.layer(module)?;
+            let layer = config?.layer_of_codes(module);
             Some((layer, across, down.checked_mul(32)? / layer.bits as usize))
         }
     }
@@ -437,7 +437,7 @@ fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<
     let mut all = HashMap::new();
     for codes in checkpoint.tensors() {
         let Some(module) = quantized_module(checkpoint, &codes.name) else { continue };
-        let Some(group) = config.group(module).filter(|group| group.weights.is_some()) else { continue };
+        let Some(group) = config.group_of_codes(module) else { continue };
         let Some((rows, cols)) = logical_shape(checkpoint, module, codes)? else {
             warnings.push(format!(
                 "tensor \"{}\": expected a matching weight_shape, got none; shown as stored",

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mantissa_advise::subject::bytes_of_weight;
-use mantissa_model::ModelConfig;
+use mantissa_model::{ModelConfig, find_head};
 use mantissa_store::{Manifest, Shown};
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +44,10 @@ impl Inspect {
         let path = self.model.as_file();
         warnings.extend(interrupted(path));
         let model = Model::open(path, &mut warnings)?;
-        let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
+        let mut config = architecture::config(model.checkpoint(), path, &mut warnings)?;
+        if let (Model::Known(files), Some(config)) = (&model, &mut config) {
+            find_head(config, files)?;
+        }
         host.require_more_memory(&path.display().to_string(), 0)?;
         if let (Model::Known(files), Some(_)) = (&model, &config) {
             // Scales and codes are read to find the scheme of each kind of layer.

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use mantissa_model::config_notes;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Checkpoint, Error};
 
 use crate::error::Result;
+use crate::model::no_adapter;
 
 /// Checkpoint, read through its format if that is known.
 pub enum Model {
@@ -16,7 +18,11 @@ pub enum Model {
 }
 
 impl Model {
+    /// Opens the checkpoint at `path`. Weights of an adapter are shown as any other file; its folder is no model.
     pub(crate) fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Self> {
+        if let Some(error) = no_adapter(path).filter(|_| path.is_dir()) {
+            return Err(error.into());
+        }
         match ModelFiles::open(path) {
             Ok(files) => Ok(Model::Known(files)),
             Err(Error::Field(fault)) if fault.field == "quantization_config.quant_method" => {
@@ -44,7 +50,7 @@ impl Model {
 
     pub(crate) fn notes(&self) -> Vec<String> {
         match self {
-            Model::Known(files) => files.notes(),
+            Model::Known(files) => files.notes().into_iter().chain(config_notes(files)).collect(),
             Model::Raw(_) => Vec::new(),
         }
     }

@@ -1,7 +1,6 @@
 //! Models to be served: loaded side by side within the memory ceiling.
 
-use mantissa_model::KvPolicy;
-use mantissa_quant::model_config;
+use mantissa_model::{KvPolicy, load_config};
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{FastModel, RuntimeOptions, Speculation};
 use mantissa_store::AdapterFiles;
@@ -172,7 +171,7 @@ fn check_shadow(job: &Serve, opened: &[OpenedModel]) -> Result<()> {
 
 /// Refuses a KV cache that the fast engine does not run.
 fn check_kv(job: &Serve, files: &ModelFiles) -> Result<()> {
-    let config = model_config(files)?;
+    let config = load_config(files)?;
     let Some(policy) = policy_to_set(job.kv.as_deref(), files) else { return Ok(()) };
     if policy.is_calibrated() {
         let allowed = "a scheme whose levels need no calibration, or a model that stores them";

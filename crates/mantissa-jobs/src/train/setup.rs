@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_model::{Buffers, ModelConfig, Tokenizer};
-use mantissa_quant::model_config;
+use mantissa_model::{Buffers, ModelConfig, Tokenizer, load_config};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Manifest, hash_file, json, regular};
 use mantissa_train::config::RunConfig;
@@ -115,7 +114,7 @@ impl Setup {
         let mut memory = memory(plan, &options, &table, settings, (&config, merged_precision(&config_json)));
         let teacher = open_teacher(settings, base, (&config, &tokenizer), host)?;
         if let Some((files, _)) = &teacher {
-            let buffers = Teacher::bytes(&model_config(files)?, options.max_tokens, options.max_len);
+            let buffers = Teacher::bytes(&load_config(files)?, options.max_tokens, options.max_len);
             memory.push(("teacher", files.checkpoint().total_bytes() + buffers));
         }
         let fault = |error: NoSuchTensor| {

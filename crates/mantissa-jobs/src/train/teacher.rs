@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_model::{ModelConfig, Tokenizer};
-use mantissa_quant::model_config;
+use mantissa_model::{ModelConfig, Tokenizer, load_config};
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::SoftTargets;
 use mantissa_train::config::RunConfig;
@@ -30,7 +29,7 @@ pub(crate) fn open_teacher(
         (None, Some(init)) => (init, open_quietly(&base.join(init))?),
         (None, None) => return Ok(None),
     };
-    let theirs = model_config(&files)?;
+    let theirs = load_config(&files)?;
     let name = format!("teacher {path}");
     if theirs.vocab_size != config.vocab_size {
         let (found, allowed) = (theirs.vocab_size, config.vocab_size);

@@ -115,8 +115,8 @@ fn models_are_compared_checked_and_measured() {
     let bench = Bench {
         model: model(),
         adapter: None,
-        prompt: 4,
-        generated: 2,
+        prompt: Some(4),
+        generated: Some(2),
         reps: 1,
         depth: vec![0],
         batch: vec![1, 2],

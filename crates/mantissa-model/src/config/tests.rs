@@ -427,3 +427,27 @@ fn compressed_attention_is_parsed_in_both_forms() {
         assert!(error.contains(field), "{field}: {error}");
     }
 }
+
+/// Recorded of transformers 5.24: the flag of each configuration class where the file leaves it out.
+#[test]
+fn heads_are_tied_by_default_where_the_class_says_so() {
+    let tied = [
+        "cohere2",
+        "cohere2_moe",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "gpt2",
+        "lfm2",
+        "lfm2_moe",
+        "smollm3",
+        "starcoder2",
+    ];
+    for row in crate::Architecture::all() {
+        assert_eq!(row.tied, tied.contains(&row.name), "{}", row.name);
+    }
+}

@@ -29,7 +29,7 @@ impl ModelConfig {
         }
     }
 
-    /// Finds the place of a text model in a multimodal one. A stored head is not tied, whatever the config says.
+    /// Finds the place of a text model in a multimodal one.
     fn find_place(&mut self, has: impl Fn(&str) -> bool) {
         let Some(wrapper) = self.wrapper else { return };
         // No format quantizes a norm.
@@ -39,9 +39,6 @@ impl ModelConfig {
         };
         if let Some(place) = wrapper.places.iter().find(found) {
             self.place = Some(*place);
-        }
-        if has(&format!("{}.weight", self.head_module())) {
-            self.tie_word_embeddings = false;
         }
     }
 
@@ -58,6 +55,12 @@ impl ModelConfig {
     /// Module of the head, if it is not the embedding.
     pub fn head_module(&self) -> &'static str {
         self.place.map_or(self.names().head, |place| place.head)
+    }
+
+    /// True for the tensors of a head that is tied to the embedding and stored all the same.
+    pub fn is_tied_head(&self, name: &str) -> bool {
+        let part = name.strip_prefix(self.head_module()).filter(|_| self.tie_word_embeddings);
+        part.is_some_and(|part| part.starts_with('.') && part != ".bias")
     }
 
     /// Module of the norm before the head.
@@ -140,8 +143,8 @@ impl ModelConfig {
         (format!("{prefix}{gate_up}"), format!("{prefix}{down}"))
     }
 
-    /// True for the tensors of keys and values of layers that read those of earlier ones: published checkpoints have
-    /// them, and nothing reads them (Gemma 4).
+    /// True for tensors that published checkpoints have and nothing reads: keys and values of layers that read those of
+    /// earlier ones (Gemma 4).
     pub fn is_unread(&self, name: &str) -> bool {
         let of_layer = |layer: usize| {
             let linears = [LinearKind::K, LinearKind::V].map(|kind| self.linear_module(layer, kind));

@@ -221,6 +221,8 @@ pub enum Observed {
     Router,
     /// Ignore-list entry that matches no tensor.
     IgnoredName,
+    /// Layers that are unquantized where the configuration quantizes them, or the reverse.
+    UnlistedLayer,
     /// Neither a head nor a tied embedding.
     Head,
     /// Separate head in addition to a tied embedding, with different values.
@@ -241,6 +243,16 @@ pub enum Observed {
     RowOrder,
     /// KV cache scales that are not per tensor.
     CacheScale,
+    /// End token that `generation_config.json` does not state.
+    EndBeyondGeneration,
+    /// End token that neither `generation_config.json` nor the tokenizer states.
+    EndBeyondTokenizer,
+    /// End token that no configuration file states: its name shows it.
+    EndBeyondFiles,
+    /// GGUF token that is named like an end token and of type normal.
+    EndOfName,
+    /// Tokens that have no row in the embedding.
+    TokenWithoutRow,
     /// Quantized KV cache without scales in the checkpoint.
     NoCacheScale,
     /// BOS rule that is missing or contradictory.

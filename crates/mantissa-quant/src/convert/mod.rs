@@ -15,7 +15,7 @@ mod transforms;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, load_config};
 use mantissa_num::stored::Transforms;
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::gguf::{Architecture, Moved};
@@ -27,7 +27,6 @@ use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, TensorMeta};
 
 use crate::cache_scales;
-use crate::config::model_config;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
@@ -73,7 +72,7 @@ impl Plan {
         options: Options,
     ) -> Result<Self> {
         let Changes { requantize, drop_inputs } = changes;
-        let config = model_config(source)?;
+        let config = load_config(source)?;
         if source.convention_name() == container.name() && requantize.is_none() {
             return Err(QuantError::NothingToConvert {
                 path: source.dir().into(),

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::{Batch, Buffers, Decoder, WeightSource};
+use mantissa_model::{Batch, Buffers, Decoder, WeightSource, load_config};
 use mantissa_num::round::random_u32;
 use mantissa_store::convention::ModelFiles;
 
 use super::sites::sites;
 use super::{Folded, Folds};
-use crate::config::model_config;
 use crate::rotate::{self, RotateOptions, Rotations};
 
 fn tiny_models() -> Vec<PathBuf> {
@@ -42,7 +41,7 @@ fn scaled_channels_leave_the_logits_of_every_architecture() {
     let mut scaled = Vec::new();
     for path in tiny_models() {
         let files = ModelFiles::open(&path).unwrap();
-        let config = model_config(&files).unwrap();
+        let config = load_config(&files).unwrap();
         let mut folds = Folds::default();
         let mut count = 0;
         for site in (0..config.num_hidden_layers).flat_map(|layer| sites(&config, layer)) {
@@ -75,7 +74,7 @@ fn rotations_leave_the_logits_of_every_architecture() {
     let mut rotated = Vec::new();
     for path in tiny_models() {
         let files = ModelFiles::open(&path).unwrap();
-        let config = model_config(&files).unwrap();
+        let config = load_config(&files).unwrap();
         let options = RotateOptions::default();
         let rotations = Rotations::random(&config, options);
         let folds = rotate::folds(&files, &config, options, &rotations).unwrap();

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use mantissa_model::config::Recurrent;
-use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
+use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo, load_config, untie};
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::streams::with_all_inputs;
-use crate::config::model_config;
 use crate::error::Result;
 
 /// Fields of the factors.
@@ -37,7 +36,7 @@ pub fn as_in_gguf(files: ModelFiles) -> Result<ModelFiles> {
 
 /// Presents a model with constant factors as one without. Other models are returned unchanged.
 fn without_factors(files: ModelFiles) -> Result<ModelFiles> {
-    let config = model_config(&files)?;
+    let config = load_config(&files)?;
     if config.multipliers.is_none() || files.gguf().is_some() {
         return Ok(files);
     }
@@ -45,8 +44,8 @@ fn without_factors(files: ModelFiles) -> Result<ModelFiles> {
     let factors = Factors::of(&config, &fields);
     if let Value::Object(fields) = &mut fields {
         FIELDS.iter().for_each(|field| drop(fields.remove(*field)));
-        fields.insert("tie_word_embeddings".to_owned(), json!(false));
     }
+    untie(&mut fields);
     let again = ModelFiles::open(files.dir())?;
     let files = Arc::new(files);
     let mut computed = Vec::new();

@@ -4,7 +4,7 @@
 //! Keys are named as in llama.cpp's converter (`conversion/gemma.py`); its loader and graph set the limits
 //! (`src/models/gemma3n.cpp`).
 
-use mantissa_model::ModelConfig;
+use mantissa_model::{ModelConfig, load_config};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Architecture, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Value, ValueType};
@@ -12,7 +12,6 @@ use serde_json::{Value as Json, json};
 
 use super::keys::Keys;
 use super::limits::Limits;
-use crate::config::model_config;
 use crate::error::Result;
 use mantissa_num::Scheme;
 
@@ -68,7 +67,7 @@ pub(super) fn unread(row: &Architecture, config: &ModelConfig, weights: &Scheme)
 /// # Errors
 /// The config does not describe a model.
 pub(super) fn with_all_inputs(files: ModelFiles) -> Result<ModelFiles> {
-    let config = model_config(&files)?;
+    let config = load_config(&files)?;
     let inputs = config.by_layer.inputs.filter(|inputs| inputs.vocabulary < config.vocab_size);
     if inputs.is_none() || config.by_layer.streams.is_none() || files.gguf().is_some() {
         return Ok(files);

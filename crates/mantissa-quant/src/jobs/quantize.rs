@@ -6,14 +6,13 @@ mod mixes;
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_methods::method::Scope;
-use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
+use mantissa_model::{LinearInfo, ModelConfig, StoredAs, load_config};
 use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{Dtype, TensorMeta};
 
 use crate::cache_scales;
-use crate::config::model_config;
 use crate::dense_source::dequantizing_bytes;
 use crate::error::{QuantError, Result};
 use crate::gguf;
@@ -63,7 +62,7 @@ impl Plan {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
             return Err(QuantError::AlreadyQuantized { path, convention });
         }
-        let config = model_config(source)?;
+        let config = load_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
         let mut linears = planned_linears(source, &recipe, &config, container, &options)?;
         let learns = |module: &str| recipe.method_of(module).scope() == Scope::Layer;
@@ -243,7 +242,8 @@ fn copied_tensors(
     let mut copied: Vec<_> =
         source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
     // Engines that fuse q, k and v would find the three in different forms.
-    copied.retain(|meta| !config.is_unread(&meta.name));
+    // A head that repeats the embedding would differ from one that is quantized or transformed.
+    copied.retain(|meta| !config.is_unread(&meta.name) && !config.is_tied_head(&meta.name));
     copied.sort_by(|a, b| a.name.cmp(&b.name));
     copied
 }

@@ -38,7 +38,7 @@ impl Evaluation {
         sequences: Vec<Sequence>,
         max_kl: Option<f64>,
     ) -> Result<Self> {
-        let config = crate::config::model_config(source)?;
+        let config = mantissa_model::load_config(source)?;
         check_sequences(&config, &sequences)?;
         let text = TokenSet::new(name, &sequences);
         let (source_bytes, floor_runs) = (source.checkpoint().total_bytes(), !is_bf16(source, &config));

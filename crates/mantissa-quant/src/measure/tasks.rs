@@ -42,7 +42,7 @@ impl TaskRuns {
     /// # Errors
     /// [`mantissa_eval::EvalError::ItemContext`] for an item that the model's context does not hold.
     pub fn new(source: &ModelFiles, runs: Vec<TaskRun>, max_accuracy_drop: Option<f64>) -> Result<Self> {
-        let context = crate::config::model_config(source)?.max_position_embeddings;
+        let context = mantissa_model::load_config(source)?.max_position_embeddings;
         runs.iter().try_for_each(|run| run.task.check_context(context))?;
         let source_bytes = source.checkpoint().total_bytes();
         let tokenizer_bytes = Tokenizer::bytes_to_load(source.dir());

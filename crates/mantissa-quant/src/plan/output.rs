@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_methods::Method;
-use mantissa_model::{LinearInfo, Role, TensorInfo};
+use mantissa_model::{LinearInfo, Role, TensorInfo, untie};
 use mantissa_store::convention::{ModelFiles, ModelPlan, NotStorable, PlannedLayer};
 use serde_json::Value;
 
@@ -18,16 +18,12 @@ impl Plan {
         if let (Some(_), Value::Object(fields)) = (source.gguf(), &mut config) {
             fields.entry("architectures").or_insert_with(|| serde_json::json!([self.config.class()]));
         }
+        // A source may tie the head in its config and store one with other values.
+        if self.untied.is_some() || (self.config.states_tied && !self.config.tie_word_embeddings) {
+            untie(&mut config);
+        }
         let quantization = self.container.quantization_config(&self.model()).map_err(|e| self.fault(e))?;
         if let Value::Object(fields) = &mut config {
-            if self.untied.is_some() {
-                fields.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
-                if let Some(Value::Object(text)) = fields.get_mut("text_config")
-                    && text.contains_key("tie_word_embeddings")
-                {
-                    text.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
-                }
-            }
             // An engine follows the stated dtype: FP16 would undo the range of BF16 weights.
             if self.job.recipe().is_some() && self.weights.to_string() == "bf16" {
                 for key in ["dtype", "torch_dtype"] {

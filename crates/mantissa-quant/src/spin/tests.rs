@@ -15,7 +15,7 @@ fn source() -> ModelFiles {
 }
 
 fn plan(source: &ModelFiles, recipe: &str) -> Plan {
-    let vocab = crate::config::model_config(source).unwrap().vocab_size as u32;
+    let vocab = mantissa_model::load_config(source).unwrap().vocab_size as u32;
     let window = |w: u64| (0..24).map(|i| random_u32(w, i) % vocab).collect();
     let calibration = CalibrationSet::new("drawn", (0..20).map(window).collect());
     let options = Options { threads: 1, calibration: Some(calibration), ..Options::default() };

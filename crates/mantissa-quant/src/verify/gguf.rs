@@ -6,7 +6,7 @@ use std::path::Path;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::config::DenseMlp;
-use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, Tokenizer, WeightSource};
+use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, Tokenizer, WeightSource, load_config};
 use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, Stored, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -17,7 +17,6 @@ use serde_json::Value;
 use super::logits::compare_readers;
 use super::reference::reference_fault;
 use super::worst::{Rows, worst_of_row};
-use crate::config::model_config;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
@@ -52,14 +51,14 @@ pub(super) fn check(
             error => return Err(error.into()),
         },
     };
-    let mut config = model_config(files)?;
+    let mut config = load_config(files)?;
     if !same_container(files, &file, found) {
         // Without the same tensors in both readers nothing else can be compared.
         return Ok(());
     }
     check_keys(&file, found);
     if let Some(source) = source {
-        let theirs = model_config(source)?;
+        let theirs = load_config(source)?;
         check_config(&config, &theirs, found);
         compare_tokenizers(files, source, found);
         // The file is read under any of a model's names, the source under its own.
@@ -303,6 +302,10 @@ impl WeightSource for Independent<'_> {
     /// Returns false: every layer is stored by rows here.
     fn is_dense(&self, _tensor: &str) -> bool {
         false
+    }
+
+    fn stores_alike(&self, a: &str, b: &str) -> std::result::Result<bool, LoadError> {
+        Ok(self.files.stores_alike(a, b)?)
     }
 
     fn integers(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<u32>, LoadError> {

@@ -103,6 +103,10 @@ impl WeightSource for Independent<'_> {
         self.files.has(tensor)
     }
 
+    fn stores_alike(&self, a: &str, b: &str) -> Result<bool, LoadError> {
+        Ok(self.files.stores_alike(a, b)?)
+    }
+
     fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
         Ok(self.files.integers(tensor, shape)?)
     }

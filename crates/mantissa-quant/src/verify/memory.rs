@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{Buffers, LinearInfo, ModelConfig};
+use mantissa_model::{Buffers, LinearInfo, ModelConfig, load_config};
 use mantissa_store::convention::ModelFiles;
 
 use super::logits::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
-use crate::config::model_config;
 use crate::error::Result;
 use crate::source::PANEL;
 
@@ -25,7 +24,7 @@ const ROTATED: u64 = 22;
 /// # Errors
 /// The configuration cannot be read.
 pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: usize) -> Result<u64> {
-    let config = model_config(files)?;
+    let config = load_config(files)?;
     let all = [Some(files), source];
     let tensors: usize = all.into_iter().flatten().map(|files| files.checkpoint().tensors().count()).sum();
     let stored = stored_by_module(files);

@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use crate::common::{calibration, model};
-use mantissa_model::ModelConfig;
+use mantissa_model::{ModelConfig, load_config};
 use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::gptq::Hessian;
 use mantissa_quant::{
-    LayerReport, Options, Outcome, Output, Plan, Quality, Recipe, Start, Windows, model_config, rtn, run,
+    LayerReport, Options, Outcome, Output, Plan, Quality, Recipe, Start, Windows, rtn, run,
 };
 use mantissa_store::Dtype;
 use mantissa_store::convention::{ModelFiles, Weight};
@@ -46,7 +46,7 @@ impl Case {
     fn check(&self, recipe: &str, out: &Path) -> Quality {
         let (plan, outcome) = self.quantize(recipe, out);
         let (source, files) = (ModelFiles::open(&self.source).unwrap(), ModelFiles::open(out).unwrap());
-        let config = model_config(&source).unwrap();
+        let config = load_config(&source).unwrap();
         let mut windows = Calibration::begin(&files, &config, &self.held_out, 1).unwrap();
         let go_on = &mut || ControlFlow::Continue(());
         let mut checked = 0;
@@ -209,7 +209,7 @@ fn on_trained_models() {
         ("ref-8m", 4, &["gptq-int3-g128"]),
     ] {
         let source = models.join(name);
-        let config = model_config(&ModelFiles::open(&source).unwrap()).unwrap();
+        let config = load_config(&ModelFiles::open(&source).unwrap()).unwrap();
         let length = config.max_position_embeddings.min(128);
         let case = split(source, windows(&config, count, length));
         for recipe in recipes {

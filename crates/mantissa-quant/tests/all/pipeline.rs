@@ -120,7 +120,7 @@ fn gptq_recipes_verify_and_report_their_output_error() {
 fn gptq_beats_rtn_in_output_error() {
     let temp = TempDir::new().unwrap();
     let source = ModelFiles::open(&model(temp.path(), Dtype::F32, 8)).unwrap();
-    let config = mantissa_quant::model_config(&source).unwrap();
+    let config = mantissa_model::load_config(&source).unwrap();
     let set = calibration();
     let mut states = Calibration::begin(&source, &config, &set.windows, 2).unwrap();
     let layer = states.next_layer().unwrap().unwrap();
@@ -331,7 +331,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
         assert!(found.ok, "{:?}", found.faults);
         let files = ModelFiles::open(&out).unwrap();
         assert!(files.checkpoint().files().count() > 1, "sharded");
-        let config = mantissa_quant::model_config(&files).unwrap();
+        let config = mantissa_model::load_config(&files).unwrap();
         let bits = config.linears().into_iter().map(|l| {
             match files.linear(&l.module, l.rows, l.cols, false).unwrap().weight {
                 Weight::Quantized(q) => q.format.code_bits(),

@@ -9,7 +9,7 @@ use mantissa_kernels::for_each;
 use mantissa_model::flow::{AbsorbedHeads, CachedAttention, Sequences};
 use mantissa_model::{
     Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, Linear, LinearInfo, LinearKind, LoadError,
-    ModelConfig, Norm, WeightSource, load_config,
+    ModelConfig, Norm, WeightSource, load_config, require_head,
 };
 use mantissa_store::convention::LinearWeight;
 
@@ -67,6 +67,7 @@ impl FastModel {
     /// As [`mantissa_model::Decoder::load`].
     pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, LoadError> {
         let config = load_config(source)?;
+        require_head(&config, source)?;
         let threads = threads.max(1);
         let loaders = loaders(&config, threads);
         let layer = |i| {

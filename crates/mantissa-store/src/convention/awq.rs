@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::container::with_scales_in;
 use super::gptq::{self, Layer, centred, group_int, int_groups, read_scales};
+use super::pattern::Skipped;
 use super::sound::{self, Names};
 use super::{
     CheckpointFolder, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
@@ -35,6 +36,8 @@ pub struct Config {
     path: PathBuf,
     group: Option<u32>,
     auto_round: bool,
+    /// Modules that the configuration leaves unquantized.
+    skipped: Skipped,
 }
 
 impl Config {
@@ -65,7 +68,8 @@ impl Config {
                 return Err(Error::field(path, key(name), format!("\"{text}\""), "\"gemm\"", hint));
             }
         }
-        Ok(Config { path: path.to_owned(), group, auto_round: false })
+        let skipped = Skipped::parse(value, &["modules_to_not_convert"]);
+        Ok(Config { path: path.to_owned(), group, auto_round: false, skipped })
     }
 
     /// Parses AutoRound's `quantization_config` for tensors packed like AWQ's.
@@ -74,7 +78,12 @@ impl Config {
     /// As [`parse`](Self::parse).
     pub fn parse_auto_round(path: &Path, value: &Value) -> Result<Self> {
         let plain = json!({"bits": value.get("bits"), "group_size": value.get("group_size")});
-        Ok(Config { auto_round: true, ..Self::parse(path, &plain)? })
+        // A layer of 16 bits or more is unquantized.
+        let extra = value.get("extra_config").and_then(Value::as_object).into_iter().flatten();
+        let wide = |object: &Value| object.get("bits").and_then(Value::as_u64) >= Some(16);
+        let skipped: Vec<_> = extra.filter(|(_, object)| wide(object)).map(|(name, _)| name).collect();
+        let skipped = Skipped::parse(&json!({ "names": skipped }), &["names"]);
+        Ok(Config { auto_round: true, skipped, ..Self::parse(path, &plain)? })
     }
 
     /// Bits and group of every quantized layer.
@@ -273,6 +282,10 @@ fn groups_of_one_size(model: &ModelPlan<'_>) -> Vec<ModuleGroup> {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         if self.auto_round { "auto-round" } else { QUANT_METHOD }
+    }
+
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        Some(!self.skipped.has(module))
     }
 
     fn shapes(&self) -> ShapeSource {

@@ -3,10 +3,12 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use mantissa_num::{Code, Codes, Quantized};
 use serde_json::Value;
 
+use super::alike::Alike;
 use super::scale_dtype::scale_code;
 use super::stacked::Stack;
 use super::weight::{KvQuant, LinearWeight, StoredLinear, Weight};
@@ -53,6 +55,12 @@ pub trait Opened: Any + Debug + Send + Sync {
     /// Requests of the checkpoint that this reader ignores.
     fn notes(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// True if the configuration says that the decoder's linear layer `module` is quantized; `None` if it says nothing. The
+    /// tensors decide.
+    fn quantizes(&self, _module: &str) -> Option<bool> {
+        None
     }
 
     /// Suffixes of tensors that may hold the codes of a layer in place of `weight`, each with the tensors needed to
@@ -159,18 +167,20 @@ pub trait Opened: Any + Debug + Send + Sync {
 pub struct ModelFiles {
     checkpoint: Checkpoint,
     opened: Box<dyn Opened>,
+    /// Answer of [`ModelFiles::stores_alike`].
+    pub(super) alike: OnceLock<Alike>,
 }
 
 impl ModelFiles {
     /// Combines a checkpoint and its opened format.
     pub(super) fn new(checkpoint: Checkpoint, opened: Box<dyn Opened>) -> Self {
-        ModelFiles { checkpoint, opened }
+        ModelFiles { checkpoint, opened, alike: OnceLock::new() }
     }
 
     /// Presents the model with `rows` rows in the matrix `name`, stored plainly, whose rows after its own are its first,
     /// under the configuration `config`.
     pub fn with_rows(self, name: &str, rows: usize, config: Value) -> ModelFiles {
-        ModelFiles { checkpoint: self.checkpoint.with_rows(name, rows, config), opened: self.opened }
+        ModelFiles::new(self.checkpoint.with_rows(name, rows, config), self.opened)
     }
 
     /// Checkpoint of the model.
@@ -212,6 +222,15 @@ impl ModelFiles {
     /// Features of the checkpoint that this reader ignores, for a message to the user.
     pub fn notes(&self) -> Vec<String> {
         self.opened.notes()
+    }
+
+    /// Says whether the configuration differs from the tensors on the decoder's linear layer `module`: `Some(true)` if the
+    /// layer is unquantized and the configuration does not say so, `Some(false)` for the reverse.
+    pub fn unlisted(&self, module: &str) -> Option<bool> {
+        let dense = self.is_dense(&format!("{module}.weight"));
+        let stored = dense || self.has_linear(module);
+        let stated = self.opened.quantizes(module).filter(|_| stored)?;
+        (stated == dense).then_some(dense)
     }
 
     /// Checkpoint files.

@@ -19,6 +19,7 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, RowKind, ScaleTree, Scheme, Source, minifloat};
 use serde_json::{Value, json};
 
+use super::pattern::Skipped;
 use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
@@ -55,6 +56,8 @@ pub struct Config {
     powers: bool,
     /// True if experts are FP4.
     experts_in_fp4: bool,
+    /// Modules that the configuration leaves unquantized.
+    skipped: Skipped,
 }
 
 impl Config {
@@ -94,7 +97,8 @@ impl Config {
                 Some(block_sides(sides).ok_or_else(|| fault("weight_block_size", "[rows, columns]"))?)
             }
         };
-        Ok(Config { path: path.to_owned(), block, fixed, powers, experts_in_fp4 })
+        let skipped = Skipped::parse(value, &["modules_to_not_convert", "ignored_layers"]);
+        Ok(Config { path: path.to_owned(), block, fixed, powers, experts_in_fp4, skipped })
     }
 
     /// Weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is read
@@ -387,6 +391,10 @@ impl Convention for DeepseekFp8 {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         QUANT_METHOD
+    }
+
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        Some(!self.skipped.has(module))
     }
 
     fn shapes(&self) -> ShapeSource {

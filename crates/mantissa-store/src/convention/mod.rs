@@ -6,6 +6,7 @@
 //! Commands, recipes, conversion, memory plans and help read a format from the trait. Engines that load the format
 //! are rules of the serving contract (`mantissa-plan`). Steps to add one: ARCHITECTURE.md, "To add something".
 
+mod alike;
 pub mod awq;
 pub mod bitsandbytes;
 pub mod cache;
@@ -28,12 +29,14 @@ pub mod mlx;
 pub mod modelopt;
 pub mod native;
 pub mod onnx;
+mod pattern;
 mod plan;
 pub mod quanto;
 mod registry;
 mod scale_dtype;
 mod sound;
 mod stacked;
+mod tied;
 mod weight;
 
 pub use computed::ComputedTensor;

@@ -51,7 +51,7 @@ impl ModelFiles {
                 return Ok(ModelFiles::new(checkpoint, opened));
             }
         }
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = Checkpoint::open(path)?.with_embedding();
         let opened = detect(&checkpoint, true)?;
         Ok(ModelFiles::new(checkpoint, opened))
     }

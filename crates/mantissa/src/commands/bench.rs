@@ -31,11 +31,15 @@ pub struct Args {
     /// Model folder, .gguf file, or demo
     model: ModelPath,
     /// Tokens of the prompt; 0 skips the prefill
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    prompt: usize,
+    ///
+    /// Default: 512, or as many as the model's context holds.
+    #[arg(long, value_name = "N")]
+    prompt: Option<usize>,
     /// Tokens to generate; 0 skips decoding
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    r#gen: usize,
+    ///
+    /// Default: 128, or as many as the model's context holds.
+    #[arg(long, value_name = "N")]
+    r#gen: Option<usize>,
     /// Repetitions
     #[arg(long, value_name = "N", default_value_t = 3)]
     reps: usize,

@@ -214,7 +214,7 @@ fn architectures_quantize_verify_and_measure() {
 /// Returns the linear layers of a model's decoder layers.
 fn linears(model: &Path) -> usize {
     let files = mantissa_store::convention::ModelFiles::open(model).unwrap();
-    mantissa_quant::model_config(&files).unwrap().decoder_linears().count()
+    mantissa_model::load_config(&files).unwrap().decoder_linears().count()
 }
 
 /// DeepSeek-V4: projections of entries, indexers, groups of heads, tables of experts and what mixes streams stay as they are.

@@ -23,6 +23,7 @@ pub(super) static ENGINE: Engine = Engine {
         "gptq-zero-points",
         "head",
         "bos-rule",
+        "token-rows",
         "exllamav2-head",
         "exllamav2-embedding",
     ],

@@ -118,6 +118,15 @@ const RULES: &[Rule] = &[
         fix: "write the key with the value of the source's tokenizer",
     },
     Rule {
+        id: "gguf-ends",
+        conventions: &["gguf"],
+        severity: Warning,
+        requires: "control or user-defined tokens wherever a name is that of an end token: llama.cpp ends at these names, other readers follow the type",
+        check: Check::Seen(Observed::EndOfName),
+        source: GGUF_VOCAB,
+        fix: "set the token's tokenizer.ggml.token_type to 3 (control), or convert the source again",
+    },
+    Rule {
         id: "gguf-vocabulary",
         conventions: &["gguf"],
         severity: Refused,

@@ -27,6 +27,8 @@ pub(super) static ENGINE: Engine = Engine {
         "head",
         "tied-head",
         "bos-rule",
+        "tokenizer-ends",
+        "token-rows",
         "lmdeploy-int-head",
         "lmdeploy-head",
         "lmdeploy-embedding",

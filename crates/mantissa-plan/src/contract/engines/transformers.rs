@@ -3,7 +3,7 @@
 use super::super::engine::Engine;
 use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
-use super::super::subject::FormatClass;
+use super::super::subject::{FormatClass, Observed};
 use crate::hardware::Maker;
 
 use FormatClass::{Book, Fp8Tiles, Int8, IntWeights, Mxfp4};
@@ -23,9 +23,11 @@ pub(super) static ENGINE: Engine = Engine {
         "whole-groups",
         "gptq-zero-points",
         "ignored-names",
+        "unlisted-layers",
         "head",
-        "tied-head",
         "bos-rule",
+        "generation-ends",
+        "token-rows",
         "auto-round-head",
         "transformers-gptq-head",
         "transformers-awq-head",
@@ -63,6 +65,15 @@ const RULES: &[Rule] = &[
         ]),
         source: TRANSFORMERS,
         fix: "use compressed-tensors",
+    },
+    Rule {
+        id: "transformers-tied-head",
+        conventions: &[],
+        severity: Severity::Warning,
+        requires: "tie_word_embeddings false beside a separate lm_head: transformers 5 warns and uses the lm_head, transformers 4 ignores it",
+        check: Check::Seen(Observed::TiedHead),
+        source: "transformers 5.23.0 src/transformers/modeling_utils.py (tie_weights)",
+        fix: "set every tie_word_embeddings in MODEL/config.json to false",
     },
     Rule {
         id: "transformers-ct-zero-points",
@@ -201,6 +212,7 @@ mod cases {
         Case::refuses("exl3", "trellis4", "", "transformers-convention", AUTO),
         Case::refuses("native", "nf4", "", "transformers-convention", AUTO),
         Case::refuses("onnx", "int4-g128", "", "transformers-convention", AUTO),
-        Case::refuses("dense", "", "", "tied-head", "modeling_utils.py: tie_weights").with("seen=tied-head"),
+        Case::refuses("dense", "", "", "transformers-tied-head", "modeling_utils.py: tie_weights")
+            .with("seen=tied-head"),
     ];
 }

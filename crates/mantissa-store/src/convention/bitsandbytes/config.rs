@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::convention::pattern::Skipped;
 use crate::{Error, Result};
 
 /// `quant_method` of this format.
@@ -22,11 +23,13 @@ pub enum BitWidth {
 }
 
 /// Parsed `quantization_config`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     pub(super) kind: BitWidth,
     /// Threshold: input values of at least this magnitude are not quantized; `None` if all are.
     pub(super) threshold: Option<f32>,
+    /// Modules that the configuration leaves unquantized.
+    pub(super) skipped: Skipped,
 }
 
 impl Config {
@@ -63,6 +66,7 @@ impl Config {
             let hint = "no other tool reads bytes viewed as floats; save it with uint8";
             return Err(Error::field(path, key("bnb_4bit_quant_storage"), found, "\"uint8\"", hint));
         }
-        Ok(Config { kind, threshold: (threshold > 0.0).then_some(threshold) })
+        let skipped = Skipped::parse(value, &["llm_int8_skip_modules", "modules_to_not_convert"]);
+        Ok(Config { kind, threshold: (threshold > 0.0).then_some(threshold), skipped })
     }
 }

@@ -93,6 +93,10 @@ impl Opened for Config {
         QUANT_METHOD
     }
 
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        Some(!self.skipped.has(module))
+    }
+
     fn shapes(&self) -> ShapeSource {
         ShapeSource::Codes
     }

@@ -186,12 +186,23 @@ impl Config {
         Ok(Config { path: path.to_owned(), groups, ignore, kv, rotations, notes })
     }
 
-    /// The group that quantizes `module`, if any.
+    /// The group that the configuration gives `module`, if any.
     pub fn group(&self, module: &str) -> Option<&Group> {
         if self.ignore.iter().any(|target| target.matches(module)) {
             return None;
         }
         self.groups.iter().find(|group| group.targets.iter().any(|target| target.matches(module)))
+    }
+
+    /// The group of `module`, which has codes: the tensors decide that it is quantized, the configuration how. Names may
+    /// be spelled otherwise than the tensors', as serving engines spell them.
+    pub fn group_of_codes(&self, module: &str) -> Option<&Group> {
+        let coded = || self.groups.iter().filter(|group| group.weights.is_some());
+        let by = |names: &dyn Fn(&Target) -> bool| coded().find(|group| group.targets.iter().any(names));
+        let listed = self.group(module).filter(|group| group.weights.is_some());
+        let targeted = listed.or_else(|| by(&|target| target.matches(module)));
+        let spelled = targeted.or_else(|| by(&|target| target.matches_spelled(module)));
+        spelled.or_else(|| coded().next().filter(|_| coded().count() == 1))
     }
 
     /// Scheme of the KV cache, if one applies.
@@ -200,8 +211,9 @@ impl Config {
     }
 
     /// Requests of the checkpoint that this reader ignores.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn notes(&self) -> Vec<String> {
+        let targets = self.groups.iter().flat_map(|group| &group.targets).chain(&self.ignore);
+        self.notes.iter().cloned().chain(targets.filter_map(Target::note)).collect()
     }
 }
 

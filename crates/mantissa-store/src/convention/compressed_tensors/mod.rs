@@ -154,7 +154,11 @@ impl Opened for Config {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.notes().to_vec()
+        self.notes()
+    }
+
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        Some(self.group(module).is_some_and(|group| group.weights.is_some()))
     }
 
     fn kv_quant(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {

@@ -11,10 +11,11 @@ use crate::convention::gptq::read_order;
 use crate::convention::sound::{self, Names};
 use crate::convention::weight::StoredLinear;
 use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight};
-use crate::{Dtype, Result};
+use crate::{Dtype, Error, Result};
 
 impl Config {
-    /// Weight of `module`, the quantization of its input, and the order of its columns.
+    /// Weight of `module`, the quantization of its input, and the order of its columns. The tensors determine if the
+    /// layer is quantized.
     ///
     /// # Errors
     /// A tensor of the module is missing, or its dtype or shape differs from its group's config.
@@ -26,13 +27,14 @@ impl Config {
         cols: usize,
     ) -> Result<StoredLinear> {
         let mut transforms = Transforms::default();
-        let Some(group) = self.group(module) else {
-            let weight = files.dense(module, rows, cols)?;
-            transform::apply(&self.rotations, files, module, (rows, cols), &mut transforms)?;
-            return Ok(StoredLinear { weight, input: None, transforms });
+        let coded = self.has_codes(files, module);
+        let group = match coded {
+            true => Some(self.group_of_codes(module).ok_or_else(|| self.untargeted(files, module))?),
+            false => self.group(module).filter(|group| group.weights.is_none()),
         };
-        let input = group.input.as_ref().map(|args| self.input(files, module, args)).transpose()?;
-        let weight = match &group.weights {
+        let input = group.and_then(|group| group.input.as_ref());
+        let input = input.map(|args| self.input(files, module, args)).transpose()?;
+        let weight = match group.and_then(|group| group.weights.as_ref()) {
             None => files.dense(module, rows, cols)?,
             Some(args) => {
                 let (q, order) = self.weight(files, module, args, rows, cols)?;
@@ -42,6 +44,20 @@ impl Config {
         };
         transform::apply(&self.rotations, files, module, (rows, cols), &mut transforms)?;
         Ok(StoredLinear { weight, input, transforms })
+    }
+
+    /// True if `module` has codes: packed, or a weight that is no float, or one whose scales belong to a group.
+    fn has_codes(&self, files: &ModelFiles, module: &str) -> bool {
+        let has = |suffix: &str| files.has(&format!("{module}.{suffix}"));
+        let codes = has("weight") && !files.is_dense(&format!("{module}.weight"));
+        let scaled = || self.group(module).is_some_and(|group| group.weights.is_some());
+        has("weight_packed") || codes || (has("weight_scale") && scaled())
+    }
+
+    fn untargeted(&self, files: &ModelFiles, module: &str) -> Error {
+        let found = format!("codes that no group of {} targets", self.path.display());
+        let hint = "fix: add its name to the targets of its group in config_groups";
+        files.fault(module, found, "a group with weights", hint)
     }
 
     /// Scales of the KV cache of the attention `module`: one, or one per head of `kv_heads`.

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use regex::Regex;
 use serde_json::Value;
 
+use crate::convention::pattern::{Pattern, spellings};
 use crate::{Error, Result};
 
 /// A pattern that names modules.
@@ -15,7 +15,7 @@ pub(super) enum Target {
     /// One module.
     Module(String),
     /// `re:PATTERN`, matched from the start of the module's name.
-    Pattern(Regex),
+    Pattern(Pattern),
 }
 
 /// Names of embedding tables in the supported architectures.
@@ -38,6 +38,19 @@ impl Target {
             Target::Pattern(pattern) => pattern.is_match(module),
         }
     }
+
+    /// True if it names `module` in another spelling.
+    pub(super) fn matches_spelled(&self, module: &str) -> bool {
+        !matches!(self, Target::Linear) && spellings(module).iter().any(|name| self.matches(name))
+    }
+
+    /// Returns a note on a pattern that is not followed.
+    pub(super) fn note(&self) -> Option<String> {
+        match self {
+            Target::Pattern(pattern) => pattern.note(),
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn parse_targets(path: &Path, key: &str, value: Option<&Value>) -> Result<Vec<Target>> {
@@ -49,7 +62,7 @@ pub(super) fn parse_targets(path: &Path, key: &str, value: Option<&Value>) -> Re
             Some("Linear") => Ok(Target::Linear),
             Some(text) => match text.strip_prefix("re:") {
                 None => Ok(Target::Module(text.to_owned())),
-                Some(pattern) => Regex::new(&format!("^(?:{pattern})"))
+                Some(pattern) => Pattern::of_start(pattern)
                     .map(Target::Pattern)
                     .map_err(|e| fault(path, key, format!("\"{text}\" ({e})"), "a regular expression")),
             },

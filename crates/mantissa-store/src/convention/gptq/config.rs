@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use mantissa_num::Blocks;
-use regex::Regex;
 use serde_json::Value;
 
+use crate::convention::pattern::{Pattern, Skipped};
 use crate::{Error, Result};
 
 /// `quant_method` of GPTQModel, AutoGPTQ and optimum.
@@ -67,7 +67,7 @@ impl Layer {
 /// Override of settings for modules that match a pattern.
 #[derive(Clone, Debug)]
 struct Override {
-    pattern: Regex,
+    pattern: Pattern,
     /// `None`: left dense.
     layer: Option<Layer>,
 }
@@ -80,6 +80,8 @@ pub struct Config {
     auto_round: bool,
     default: Layer,
     overrides: Vec<Override>,
+    /// Names of layers within a block that are quantized; empty for all.
+    blocks: Skipped,
     pub(super) notes: Vec<String>,
     pub(super) contradicts_label: bool,
 }
@@ -104,6 +106,7 @@ impl Config {
             auto_round: false,
             default,
             overrides,
+            blocks: blocks_of(value),
             notes: Vec::new(),
             contradicts_label: false,
         })
@@ -134,6 +137,7 @@ impl Config {
             auto_round: true,
             default,
             overrides,
+            blocks: blocks_of(value),
             notes: Vec::new(),
             contradicts_label: false,
         })
@@ -154,10 +158,20 @@ impl Config {
         self.layout
     }
 
-    /// Bits and group of `module`; `None` if it is left dense.
+    /// Bits and group that the configuration gives `module`; `None` if it leaves it dense.
     pub fn layer(&self, module: &str) -> Option<Layer> {
         let found = self.overrides.iter().find(|rule| rule.pattern.is_match(module));
         found.map_or(Some(self.default), |rule| rule.layer)
+    }
+
+    /// Bits and group of `module`, which has codes: the tensors decide that it is quantized.
+    pub fn layer_of_codes(&self, module: &str) -> Layer {
+        self.layer(module).unwrap_or(self.default)
+    }
+
+    /// True if the configuration quantizes `module`.
+    pub(super) fn names(&self, module: &str) -> bool {
+        self.layer(module).is_some() && (self.blocks.is_empty() || self.blocks.has(module))
     }
 
     /// True if the file is AutoRound's.
@@ -166,9 +180,18 @@ impl Config {
     }
 
     /// Notes for the user.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn notes(&self) -> Vec<String> {
+        let patterns = self.overrides.iter().filter_map(|rule| rule.pattern.note());
+        self.notes.iter().cloned().chain(patterns).collect()
     }
+}
+
+/// Reads the names of quantized layers within a block, a list of lists (`modules_in_block_to_quantize`).
+fn blocks_of(value: &Value) -> Skipped {
+    let lists = value.get("modules_in_block_to_quantize").and_then(Value::as_array).into_iter().flatten();
+    let names: Vec<_> =
+        lists.flat_map(|list| list.as_array().cloned().unwrap_or(vec![list.clone()])).collect();
+    Skipped::parse(&serde_json::json!({ "names": names }), &["names"])
 }
 
 /// AutoRound's name for the layout of its tensors: `auto_round:auto_gptq`.
@@ -254,10 +277,10 @@ impl Keys<'_> {
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
             // AutoRound's keys are names or patterns; GPTQModel's are always patterns for the start of a name.
             let regex = match key == "extra_config" && pattern.chars().all(plain) {
-                true => Regex::new(&format!("^{}$", regex::escape(pattern))),
-                false => Regex::new(&format!("^(?:{pattern})")),
+                true => Pattern::new(&format!("^{}$", regex::escape(pattern))),
+                false => Pattern::of_start(pattern),
             };
-            let pattern = regex.map_err(|e| self.fault(&at, e.to_string(), "a regular expression"))?;
+            let pattern = regex.map_err(|e| self.fault(&at, e, "a regular expression"))?;
             Ok(Override { pattern, layer })
         };
         object.iter().map(parse).collect()

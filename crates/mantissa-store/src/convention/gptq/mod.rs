@@ -133,7 +133,11 @@ impl Opened for Config {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.notes().to_vec()
+        self.notes()
+    }
+
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        Some(self.names(module))
     }
 
     fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {

@@ -13,7 +13,8 @@ use crate::convention::{ModelFiles, Weight};
 use crate::{Dtype, Result};
 
 impl Config {
-    /// Weight of `module`, `[rows, cols]`, with its columns sorted by group if `g_idx` reorders them.
+    /// Weight of `module`, `[rows, cols]`, with its columns sorted by group if `g_idx` reorders them. The tensors
+    /// determine if the layer is quantized.
     ///
     /// # Errors
     /// A tensor of the module is missing, or its dtype or shape differs from its settings.
@@ -24,10 +25,11 @@ impl Config {
         rows: usize,
         cols: usize,
     ) -> Result<(Weight, Transforms)> {
-        let Some(layer) = self.layer(module).filter(|_| !files.has(&format!("{module}.weight"))) else {
-            return Ok((files.dense(module, rows, cols)?, Transforms::default()));
-        };
         let name = |suffix: &str| format!("{module}.{suffix}");
+        if files.has(&name("weight")) || !files.has(&name("qweight")) {
+            return Ok((files.dense(module, rows, cols)?, Transforms::default()));
+        }
+        let layer = self.layer_of_codes(module);
         let (codes_name, zeros_name, scales_name) = (name("qweight"), name("qzeros"), name("scales"));
         let blocks = layer.blocks(cols);
         let groups = blocks.count(1, cols);

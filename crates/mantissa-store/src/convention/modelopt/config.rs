@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_num::{Blocks, Code, Scheme, Source, minifloat};
 use serde_json::Value;
 
+use crate::convention::pattern::{Skipped, spellings};
 use crate::json::read_strict;
 use crate::{Error, Result};
 
@@ -64,6 +65,8 @@ pub struct Config {
     /// Columns of a group of integers, if the configuration states it.
     pub(super) group: Option<u32>,
     pub(super) kv: Option<Scheme>,
+    /// Modules that the configuration leaves unquantized.
+    skipped: Skipped,
     notes: Vec<String>,
 }
 
@@ -87,9 +90,19 @@ impl Config {
         }
     }
 
-    /// Algorithm of `module`, if it is quantized.
+    /// Algorithm of `module`, which has codes. Its name may be spelled otherwise than the tensors', and the only algorithm
+    /// of a list is that of layers that it leaves out.
     pub fn algo(&self, module: &str) -> Option<Algo> {
-        self.default.or_else(|| self.layers.get(module).copied())
+        let listed = self.default.or_else(|| self.layers.get(module).copied());
+        let spelled = || spellings(module).iter().find_map(|name| self.layers.get(name).copied());
+        let first =
+            || self.layers.values().next().filter(|first| self.layers.values().all(|algo| algo == *first));
+        listed.or_else(spelled).or_else(|| first().copied())
+    }
+
+    /// True if the configuration quantizes `module`.
+    pub(super) fn names(&self, module: &str) -> bool {
+        (self.default.is_some() || self.layers.contains_key(module)) && !self.skipped.has(module)
     }
 
     /// Requests of the configuration that this reader ignores.
@@ -138,9 +151,21 @@ impl<'a> Keys<'a> {
                 Some(size.ok_or_else(|| self.fault("group_size", value.to_string(), "a positive number"))?)
             }
         };
-        let mut notes = Vec::new();
+        let mut notes: Vec<_> = self.difference().into_iter().collect();
         let kv = self.cache(&mut notes);
-        Ok(Config { path: self.path.to_owned(), default, layers, group, kv, notes })
+        let lists = ["exclude_modules", "ignore"];
+        let skipped = lists.iter().filter_map(|key| Some(((*key).to_owned(), self.get(key)?.clone())));
+        let skipped = Skipped::parse(&Value::Object(skipped.collect()), &lists);
+        Ok(Config { path: self.path.to_owned(), default, layers, group, kv, skipped, notes })
+    }
+
+    /// Returns a note if the two sources state another algorithm.
+    fn difference(&self) -> Option<String> {
+        let of = |value: &'a Value| value.get("quant_algo").and_then(Value::as_str);
+        let (ours, theirs) = (of(self.first)?, of(self.second?)?);
+        (ours != theirs).then(|| {
+            format!("{FILE_NAME} and config.json differ: quant_algo {ours} and {theirs}; {FILE_NAME} is used")
+        })
     }
 
     /// A key of the arguments of weights in `config_groups`.

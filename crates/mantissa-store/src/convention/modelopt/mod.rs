@@ -124,6 +124,10 @@ impl Opened for Config {
         QUANT_METHOD
     }
 
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        Some(self.names(module))
+    }
+
     fn shapes(&self) -> ShapeSource {
         ShapeSource::Codes
     }

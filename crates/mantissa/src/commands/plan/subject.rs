@@ -4,9 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::shape;
-use mantissa_model::{ModelConfig, read_json};
+use mantissa_model::{ModelConfig, find_head, load_config, read_json};
 use mantissa_plan::shape::ModelShape;
-use mantissa_quant::model_config;
 use mantissa_store::Paths;
 
 use super::super::model::{self, ModelPath};
@@ -77,7 +76,7 @@ fn of_model(path: &ModelPath, context: &Context) -> Result<ModelShape> {
     let name = path.named().display().to_string();
     let config = match config_at(path)? {
         Some(config) => config,
-        None => model_config(&model::open(path, context)?)?,
+        None => load_config(&model::open(path, context)?)?,
     };
     Ok(shape::of_config(&name, &config))
 }
@@ -96,7 +95,15 @@ fn config_at(path: &ModelPath) -> Result<Option<ModelConfig>> {
             Ok(None)
         };
     };
-    Ok(Some(ModelConfig::from_json(&value, &file.display().to_string())?))
+    let mut config = ModelConfig::from_json(&value, &file.display().to_string())?;
+    // Weights beside it may have a head of their own in spite of it.
+    if config.states_tied
+        && let Ok(files) = model::open_quietly(path)
+    {
+        config.find_names(|name| files.has(name));
+        find_head(&mut config, &files)?;
+    }
+    Ok(Some(config))
 }
 
 /// Returns the context: as asked, which the model must have, or `usual`.

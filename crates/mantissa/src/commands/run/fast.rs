@@ -3,8 +3,7 @@
 use anyhow::Result;
 use mantissa_jobs::adapter;
 use mantissa_jobs::sessions::{SessionNeeds, policy_to_set, same_vocabulary};
-use mantissa_model::{GenerateOptions, StopReason, Tokenizer};
-use mantissa_quant::model_config;
+use mantissa_model::{GenerateOptions, StopReason, Tokenizer, load_config};
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions};
 use mantissa_store::convention::ModelFiles;
@@ -20,7 +19,7 @@ use crate::output::bytes;
 /// # Errors
 /// A config that cannot be read.
 pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Result<Option<String>> {
-    let config = model_config(files)?;
+    let config = load_config(files)?;
     let given = policy_to_set(args.kv.as_ref(), files);
     let refused =
         given.filter(|policy| policy.is_calibrated() || KvPlan::of_policy(&config, policy).is_err());
@@ -82,7 +81,7 @@ impl Loaded {
         others.iter().try_for_each(|draft| needs.add_draft(draft, &sizes, context.threads))?;
         let parts = parts(&needs, sizes.context);
         let predicted = context.require_more_memory(&format!("run: {parts}"), needs.peak())?;
-        let vocabulary = model_config(files)?.vocab_size;
+        let vocabulary = load_config(files)?.vocab_size;
         let draft = others.first().map(|files| {
             same_vocabulary(files, tokenizer, vocabulary, context)?;
             Ok::<_, anyhow::Error>(FastModel::load(files, context.threads)?)
