@@ -7,7 +7,9 @@ use mantissa_store::{Output, write_file_atomic};
 use mantissa_train::scaling::ScaleEvent;
 use serde::{Deserialize, Serialize};
 
+use crate::data_report::DataReport;
 use crate::error::Result;
+use crate::learning::{Learning, NotLearning, UnusedExperts};
 use crate::machine::Machine;
 
 pub use crate::run_names::{ADAPTER, MANIFEST, MODEL};
@@ -80,10 +82,24 @@ pub struct LogLine {
     /// Last step of a timed run, decided in this step; the decay begins after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
+    /// What does not learn from this step on, if that is other than before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_learning: Option<NotLearning>,
+    /// Experts that no token has chosen so far, if these are others than before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_experts: Option<Vec<UnusedExperts>>,
     /// True if a signal stopped the run before the step was validated and sampled. A resumed run does that first, and
     /// then replaces the line.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pending: bool,
+}
+
+impl LogLine {
+    /// Adds what the line tells of learning.
+    pub fn tell(&self, learning: &mut Learning) {
+        let change = (self.not_learning.as_ref(), self.unused_experts.as_deref());
+        learning.add(self.step, self.grad_norm.is_some(), change);
+    }
 }
 
 /// Description of a run.
@@ -107,6 +123,9 @@ pub struct RunFile {
     pub measured_peak_memory: Option<u64>,
     /// Total number of steps.
     pub steps: u64,
+    /// The data in numbers; absent from runs of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataReport>,
     /// Outcome: `running` (also after a kill), `done` once the results are written, or the error that ended the run.
     pub outcome: String,
 }

@@ -232,6 +232,7 @@ impl TrainModel {
             draw: self.draw,
             histories: &self.histories,
             watch: &self.watch,
+            lost: &self.lost,
             threads: self.options.threads,
         };
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use mantissa_kernels::{MatMut, MatRef, kernels};
 
 use crate::form::{FormRef, product};
-use crate::health::{Compared, Operator, Watch};
+use crate::health::{Compared, Operator, Watch, vanishes};
 use crate::linear::LinearOp;
 use crate::policy::Gemm;
 use crate::store::{Precision, StoreRef, round};
@@ -67,6 +67,7 @@ impl Exact<'_> {
         if k == 0 || width == 0 {
             return sums;
         }
+        sums.count(self.is_dead((to_left, to_right), forms));
         let right = self.right.widened();
         let rounded = forms.is_none().then(|| {
             let mut copy = right.to_vec();
@@ -88,6 +89,16 @@ impl Exact<'_> {
             sums.add(&exact, &found, block.len());
         }
         sums
+    }
+
+    /// True if an operand is 0 throughout: before rounding, or after it.
+    fn is_dead(self, (to_left, to_right): (Precision, Precision), forms: Option<[FormRef<'_>; 2]>) -> bool {
+        let left = StoreRef::F32(self.left);
+        match forms {
+            _ if left.is_zero() || self.right.is_zero() => true,
+            Some(forms) => forms.into_iter().any(FormRef::is_zero),
+            None => vanishes(to_left, self.left) || vanishes(to_right, &self.right.widened()),
+        }
     }
 
     /// Returns lines of the left operand along the contraction axis; wgrad takes columns of dY.

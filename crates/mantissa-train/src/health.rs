@@ -2,6 +2,7 @@
 //! and the first non-finite tensor. When off, it costs one comparison per operator.
 
 mod gemms;
+mod lost;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +17,10 @@ use crate::policy::{Gemm, Side};
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::Precision;
 pub(crate) use gemms::Compared;
-pub use gemms::GemmHealth;
+pub use gemms::{GemmHealth, GemmState};
+pub(crate) use lost::LostSignals;
+use lost::of_side;
+pub use lost::{LOST_DB, LOST_SHARE, LostOperand};
 
 /// Operator of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +120,12 @@ impl Limits {
     }
 }
 
+/// True if every value rounds to 0; ends at the first that does not.
+pub(crate) fn vanishes(precision: Precision, values: &[f32]) -> bool {
+    let Limits { tiny, .. } = Limits::of(precision);
+    values.iter().all(|value| value.abs() <= tiny)
+}
+
 /// Counts over the values of a tensor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
@@ -123,6 +133,7 @@ pub(crate) struct Sums {
     underflowed: u64,
     saturated: u64,
     count: u64,
+    nonzero: u64,
     /// Sums of the squared values and of the squared rounding errors; of quantized operands only.
     signal: f64,
     noise: f64,
@@ -141,6 +152,7 @@ impl Sums {
             let error = f64::from(x - q);
             sums.amax = sums.amax.max(x.abs());
             sums.underflowed += u64::from(*x != 0.0 && *q == 0.0);
+            sums.nonzero += u64::from(*x != 0.0);
             sums.signal += f64::from(*x) * f64::from(*x);
             sums.noise += error * error;
         }
@@ -153,6 +165,7 @@ impl Sums {
         self.underflowed += other.underflowed;
         self.saturated += other.saturated;
         self.count += other.count;
+        self.nonzero += other.nonzero;
         self.signal += other.signal;
         self.noise += other.noise;
     }
@@ -162,12 +175,22 @@ impl Sums {
         Some(10.0 * (self.signal / self.noise).log10()).filter(|db| db.is_finite())
     }
 
+    /// True if rounding left next to nothing of the values.
+    fn is_lost(&self) -> bool {
+        if self.signal > 0.0 {
+            return self.sqnr().is_some_and(|db| db <= LOST_DB);
+        }
+        // Of plain dtypes there are counts only.
+        self.nonzero > 0 && self.underflowed as f64 >= LOST_SHARE * self.nonzero as f64
+    }
+
     fn add(&mut self, values: &[f32], limits: Limits) {
         let (mut amax, mut under, mut over) = (0f32, 0, 0);
         for value in values {
             let size = value.abs();
             // `max` ignores NaN; infinity does not enter the largest value either way.
             amax = amax.max(size);
+            self.nonzero += u64::from(size > 0.0);
             under += u64::from(size <= limits.tiny && size > 0.0);
             over += u64::from(size >= limits.huge && size < f32::INFINITY);
         }
@@ -211,11 +234,15 @@ impl WeightCounts {
         lock(&self.squares).insert(first, (updates, weights));
     }
 
+    /// Sums of squares of the update and of the weights before it.
+    pub(crate) fn squares(&self) -> (f64, f64) {
+        lock(&self.squares).values().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
+    }
+
     /// Returns the health of parameter `tensor` with `n` weights; `grad_amax` and `grad_norm` are of its gradient.
     pub(crate) fn health(&self, tensor: &str, n: usize, (grad_amax, grad_norm): (f32, f64)) -> WeightHealth {
         let share = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / n.max(1) as f64;
-        let squares = lock(&self.squares);
-        let (updates, weights) = squares.values().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+        let (updates, weights) = self.squares();
         WeightHealth {
             tensor: tensor.to_owned(),
             amax: finite(f32::from_bits(self.amax.load(Ordering::Relaxed))),
@@ -274,6 +301,9 @@ pub struct OperandHealth {
     pub saturated: f64,
     /// Signal-to-quantization-noise ratio in dB; `None` for plain dtypes and exact rounding.
     pub sqnr_db: Option<f64>,
+    /// True if rounding left next to nothing of it ([`LOST_DB`], [`LOST_SHARE`]).
+    #[serde(skip)]
+    pub lost: bool,
 }
 
 /// Routing of the tokens of a step in one layer with experts.
@@ -394,14 +424,7 @@ impl Watch {
     /// that read it.
     pub(crate) fn rounding(&self, (layer, kind, gemm, side): OperandPlace, sums: &Sums) {
         if let Watch::Health(seen) = self {
-            let (operand, product) = match (gemm, side) {
-                (Gemm::Fprop, Side::Left) => (OperandKind::X, 0),
-                (Gemm::Wgrad, Side::Right) => (OperandKind::X, 1),
-                (Gemm::Fprop, Side::Right) => (OperandKind::W, 0),
-                (Gemm::Dgrad, Side::Right) => (OperandKind::W, 1),
-                (Gemm::Dgrad, Side::Left) => (OperandKind::Dy, 0),
-                (Gemm::Wgrad, Side::Left) => (OperandKind::Dy, 1),
-            };
+            let (operand, product) = of_side(gemm, side);
             lock(seen).operands.entry((layer, kind, operand)).or_default()[product].join(sums);
         }
     }
@@ -453,6 +476,7 @@ impl Watch {
                     underflowed: share(sums.underflowed),
                     saturated: share(sums.saturated),
                     sqnr_db: sums.sqnr(),
+                    lost: sums.is_lost(),
                 }
             }));
         }

@@ -74,6 +74,7 @@ pub mod autopsy;
 mod checkpoint;
 pub mod config;
 mod export;
+mod signals;
 mod trainer;
 mod validate;
 
@@ -84,7 +85,10 @@ pub use error::TrainError;
 pub use export::TokenizerFiles;
 pub use frozen::Formats;
 pub use gradients::Gradients;
-pub use health::{ExpertHealth, GemmHealth, OperandHealth, StepHealth, WeightHealth};
+pub use health::{
+    ExpertHealth, GemmHealth, GemmState, LOST_DB, LOST_SHARE, LostOperand, OperandHealth, StepHealth,
+    WeightHealth,
+};
 pub use layer::LayerTrainer;
 pub use lora::{Init, Lora, Tuning};
 pub use loss::{IGNORE_TARGET, Loss, next_token_targets};
@@ -103,9 +107,10 @@ pub use policy::{
 };
 pub use profile::{Profile, StepPart};
 pub use sampled::SampledHead;
+pub use signals::StepSignals;
 pub use stop::Stop;
 pub use store::Precision;
 pub use teacher::{SoftTargets, Teacher};
-pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};
+pub use trainer::{Progress, StepReport, Trainer, TrainerOptions, UpdateSize};
 pub use tuning::{Coded, Dense, Tuner};
 pub use validate::{HeldOut, SampleOptions};

@@ -15,7 +15,7 @@ use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::form::{Draw, Form, Histories, Making, Matrix, Rule, histories};
 use crate::gradients::{Gradients, Wanted};
-use crate::health::{OperandKind, Operator, Watch};
+use crate::health::{LostSignals, OperandKind, Operator, Watch};
 use crate::learned::{scales_name, usable};
 use crate::linear::LinearOp;
 use crate::loss::{IGNORE_TARGET, Loss};
@@ -45,6 +45,8 @@ pub struct TrainModel {
     pub(crate) scratch: Scratch,
     pub(crate) profile: Profile,
     pub(crate) watch: Watch,
+    /// Operands of the step that rounding made 0.
+    pub(crate) lost: LostSignals,
     /// amax histories of delayed scaling.
     pub(crate) histories: Histories,
     /// Step and batch, for random numbers.
@@ -155,6 +157,7 @@ impl TrainModel {
             scratch,
             profile: Profile::default(),
             watch: Watch::Off,
+            lost: LostSignals::default(),
             histories: Histories::new(&histories(&config, &options.policy)),
             draw: Draw::default(),
             balance_factor: None,
@@ -456,7 +459,7 @@ fn rounded_weight(
     let mut form = Form::new(rule.storage(), n, linear.rows())?;
     let scales = linear.scales().map(|scales| params.get(scales.clone()));
     let amax = rule.shares_global_scale().then(|| layer.fused_amax(params, kind, threads)).flatten();
-    let making = Making { seed: 0, signs: 0, history: None, scales, amax, threads, watch: None };
+    let making = Making { seed: 0, signs: 0, history: None, scales, amax, threads, watch: None, lost: None };
     form.make(rule, weight.lines(), making);
     let mut values = zeros(n)?;
     form.values(&mut values);

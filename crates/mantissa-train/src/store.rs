@@ -121,6 +121,16 @@ impl<'a> StoreRef<'a> {
         }
     }
 
+    /// True if every value is 0; ends at the first that is not.
+    pub(crate) fn is_zero(self) -> bool {
+        match self {
+            StoreRef::F32(values) => values.iter().all(|value| *value == 0.0),
+            // But for the sign.
+            StoreRef::Bf16(bits) | StoreRef::F16(bits) => bits.iter().all(|bits| bits & 0x7fff == 0),
+            StoreRef::Int8(_) => self.widened().iter().all(|value| *value == 0.0),
+        }
+    }
+
     pub(crate) fn len(self) -> usize {
         match self {
             StoreRef::F32(values) => values.len(),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use mantissa_kernels::kernels;
 use mantissa_model::Batch;
+use serde::Serialize;
 
 use crate::data::{Cursor, Data, Sample};
 use crate::error::TrainError;
@@ -15,6 +16,7 @@ use crate::optim::Optimizer;
 use crate::param_table::ParamInfo;
 use crate::scaling::{LossScaler, ScaleEvent};
 use crate::schedule::Schedule;
+use crate::signals::StepSignals;
 use crate::stop::Stop;
 use crate::teacher::Teacher;
 
@@ -46,6 +48,8 @@ pub struct Trainer {
     /// Batches of a step.
     samples: Vec<Sample>,
     pub(crate) progress: Progress,
+    /// What did not learn in the last step; `None` if it was skipped.
+    signals: Option<StepSignals>,
 }
 
 /// Progress of a run.
@@ -61,6 +65,17 @@ pub struct Progress {
     pub tokens: u64,
     /// Position in the data.
     pub cursor: Cursor,
+}
+
+/// Size of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct UpdateSize {
+    /// Step number, from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Euclidean norm of the update of all weights over that of the weights before it.
+    pub ratio: f64,
 }
 
 /// Result of a step.
@@ -108,7 +123,13 @@ impl Trainer {
             teacher: None,
             samples: Vec::new(),
             progress,
+            signals: None,
         })
+    }
+
+    /// Returns what did not learn in the last step; `None` if it was skipped, or before the first.
+    pub fn signals(&self) -> Option<&StepSignals> {
+        self.signals.as_ref()
     }
 
     /// Returns the model.
@@ -196,12 +217,28 @@ impl Trainer {
         Ok((report, StepHealth { step: report.step, weights, operands, gemms, experts }))
     }
 
+    /// Runs one step, bit-identical to [`step`](Self::step), and measures its update.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn weighed_step(&mut self) -> Result<(StepReport, UpdateSize), TrainError> {
+        let counts: Vec<_> = self.model.params.table().iter().map(|_| WeightCounts::default()).collect();
+        let report = self.counted_step(Some(&counts))?;
+        let of_all = counts.iter().map(WeightCounts::squares);
+        let (updates, weights) = of_all.fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+        // Without an update, or weights of 0 alone, there is nothing to compare.
+        let ratio = Some((updates / weights).sqrt()).filter(|ratio| ratio.is_finite()).unwrap_or(0.0);
+        Ok((report, UpdateSize { step: report.step, lr: report.lr, ratio }))
+    }
+
     fn counted_step(&mut self, counts: Option<&[WeightCounts]>) -> Result<StepReport, TrainError> {
         let step = self.progress.steps + 1;
         let loss_scale = self.loss_scale();
         let (nll, targets) =
             self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
         let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
+        // Before the update, which changes the weights.
+        let signals = self.model.signals();
         let norm = match self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts) {
             Ok(norm) => Some(norm),
             Err(TrainError::NonFinite { .. }) => {
@@ -211,6 +248,7 @@ impl Trainer {
             Err(error) => return Err(error),
         };
         let scale_event = self.scaler.as_mut().and_then(|scaler| scaler.update(norm.is_none()));
+        self.signals = norm.map(|_| signals);
         if norm.is_none() {
             self.model.histories.forget();
         }
@@ -258,6 +296,7 @@ impl Trainer {
         let all = self.samples.iter().map(Sample::counted).sum::<usize>().max(1);
         self.model.zero_gradients();
         self.model.watch_weights();
+        self.model.lost.clear();
         self.model.histories.forget();
         let step = self.progress.steps + 1;
         for (batch_of_step, sample) in self.samples.iter().enumerate() {

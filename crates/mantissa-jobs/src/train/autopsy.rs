@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_store::{json, sealed};
 use mantissa_train::autopsy::Autopsy;
 use mantissa_train::config::RunConfig;
-use mantissa_train::{TrainError, Trainer};
+use mantissa_train::{TrainError, Trainer, UpdateSize};
 use serde::{Deserialize, Serialize};
 
 use super::setup::Setup;
@@ -18,6 +18,7 @@ use crate::error::{BadInput, Result};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::json_lines;
+use crate::learning::Learning;
 use crate::progress::Unit;
 use crate::run_files::{CHECKPOINTS, CONFIG, LOG, LogLine, RUN, RunFile, TOKENS, steps_of};
 use crate::settings::read_settings;
@@ -28,13 +29,23 @@ const MAX_FILE: u64 = 1 << 20;
 /// Rise of the loss over its exponential mean that counts as a spike: so many standard deviations of such rises.
 const SPIKE: f64 = 6.0;
 
+/// Rise of the smoothed loss over the first one, in nats/token, from which on a run that ends above its start went wrong:
+/// random weights are at most that far above the entropy of their tokens, and a run that learns nothing stays below.
+const RISEN: f64 = 0.5;
+
+/// Updates before the step that are measured.
+const UPDATES: u64 = 10;
+
+/// Steps that are replayed from the beginning for lack of a checkpoint from which an update before the step can be measured.
+const REPLAYED: u64 = 200;
+
 /// Autopsy of a step of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainAutopsy {
     /// Folder of the run.
     pub run: PathBuf,
-    /// Step to examine; `None` for the one that failed.
+    /// Step to examine; `None` for the one that failed, or in which something ceased to learn.
     pub step: Option<u64>,
 }
 
@@ -120,10 +131,10 @@ impl Job for TrainAutopsy {
             trainer.set_schedule(decaying(&settings, decay));
         }
         let checkpoint = load(&self.run, chosen.step, &mut trainer, &settings, host)?;
-        replay(&mut trainer, chosen.step, host)?;
+        let update = replay(&mut trainer, chosen.step, host)?;
         let progress = host.progress(0, Unit::Items("replays"));
         progress.message("autopsy");
-        let autopsy = trainer.autopsy(&mut |n| progress.set(n as u64));
+        let autopsy = trainer.autopsy_after(update, &mut |n| progress.set(n as u64));
         progress.finish();
         let autopsy = autopsy?;
         let summary = autopsy.to_string();
@@ -187,20 +198,28 @@ impl Chosen {
             false => String::new(),
         };
         Self::find(&log, &outcome).ok_or_else(|| {
-            let found = format!("{last} steps without a divergence, a skipped step or a loss spike");
+            let found =
+                format!("{last} steps in which every parameter got a gradient, none skipped, no loss spike");
             let error = BadInput::new(run.display().to_string(), found, "a run that went wrong");
             error.with_fix("name the step with --step").into()
         })
     }
 
-    /// Finds the step that went wrong: the one that ended the run, else the last skipped one, else the largest spike
-    /// of the loss.
+    /// Finds the step that went wrong: the one that ended the run, else the first in which something ceased to learn, else the
+    /// last skipped one, else the largest spike of the loss, else its largest rise if the run ended above its start.
     fn find(log: &[LogLine], outcome: &str) -> Option<Self> {
         let decay = decay_of(log);
         // The message of a divergence begins with its step.
         let diverged = outcome.strip_prefix("step ").and_then(|rest| rest.split(':').next()?.parse().ok());
         if let Some(step) = diverged {
             return Some(Chosen { step, why: format!("the run ended: {outcome}"), decay });
+        }
+        let mut learning = Learning::default();
+        for line in log {
+            line.tell(&mut learning);
+            if let Some(why) = learning.is_failing().then(|| learning.summary()).flatten() {
+                return Some(Chosen { step: line.step, why, decay });
+            }
         }
         if let Some(line) = log.iter().rev().find(|line| line.grad_norm.is_none()) {
             let why = format!("skipped: a gradient overflowed at loss scale {:e}", line.loss_scale);
@@ -211,11 +230,11 @@ impl Chosen {
         let others = rises.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, rise)| rise * rise);
         let deviation = (others.sum::<f64>() / (rises.len() as f64 - 1.0).max(1.0)).sqrt();
         let (before, spike) = (&log[at], &log[at + 1]);
-        (rise > SPIKE * deviation && rise > 0.05 * before.smoothed_loss).then(|| Chosen {
-            step: spike.step,
-            why: format!("loss spike: {:.3} after {:.3} (smoothed)", spike.loss, before.smoothed_loss),
-            decay,
-        })
+        let is_spike = rise > SPIKE * deviation && rise > 0.05 * before.smoothed_loss;
+        let has_risen = log.last()?.smoothed_loss > log.first()?.loss + RISEN;
+        let what = if is_spike { "loss spike" } else { "the loss rose" };
+        let why = format!("{what}: {:.3} after {:.3} (smoothed)", spike.loss, before.smoothed_loss);
+        (is_spike || has_risen).then_some(Chosen { step: spike.step, why, decay })
     }
 }
 
@@ -234,7 +253,8 @@ fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
     all
 }
 
-/// Loads the last sound checkpoint before `step`; without one the run is replayed from its beginning.
+/// Loads the last sound checkpoint from which at least one update before `step` is replayed, so that it can be measured, else
+/// the last sound one; without any the run is replayed from its beginning.
 fn load(
     run: &Path,
     step: u64,
@@ -243,7 +263,13 @@ fn load(
     host: &Host,
 ) -> Result<Option<PathBuf>> {
     let resolved = settings.resolved();
-    for (_, path) in checkpoints(run).into_iter().rev().filter(|(steps, _)| *steps < step) {
+    let before =
+        |least: u64| checkpoints(run).into_iter().rev().filter(move |(steps, _)| steps + least < step);
+    let mut candidates: Vec<_> = before(1).collect();
+    if candidates.is_empty() && step > REPLAYED {
+        candidates.extend(before(0));
+    }
+    for (_, path) in candidates {
         match trainer.load(&path, &resolved) {
             Ok(()) => return Ok(Some(path)),
             Err(TrainError::Store(error)) if sealed::is_damage(&error) => {
@@ -254,31 +280,42 @@ fn load(
     }
     if step > 1 {
         let more = step - 1;
-        host.note(&format!("no checkpoint before step {step}: replaying {more} steps from the beginning"));
+        host.note(&format!("no checkpoint from which an update before step {step} follows: replaying {more} steps from the beginning"));
     }
     Ok(None)
 }
 
-/// Runs the steps before `step`, or up to the one that diverges.
-fn replay(trainer: &mut Trainer, step: u64, host: &Host) -> Result<()> {
+/// Runs the steps before `step`, or up to the one that diverges; returns the largest of their last updates.
+fn replay(trainer: &mut Trainer, step: u64, host: &Host) -> Result<Option<UpdateSize>> {
+    let mut largest: Option<UpdateSize> = None;
     let first = trainer.progress().steps;
     let progress = host.progress(step.saturating_sub(1 + first), Unit::Items("steps"));
     progress.message("replaying");
     while trainer.progress().steps + 1 < step {
-        match trainer.step() {
-            Ok(_) => progress.set(trainer.progress().steps - first),
+        let measures = trainer.progress().steps + 1 + UPDATES >= step;
+        let stepped = match measures {
+            true => trainer.weighed_step().map(|(_, update)| {
+                if largest.is_none_or(|largest| update.ratio > largest.ratio) {
+                    largest = Some(update);
+                }
+            }),
+            false => trainer.step().map(drop),
+        };
+        match stepped {
+            Ok(()) => progress.set(trainer.progress().steps - first),
             Err(TrainError::Diverged { .. }) => break,
             Err(error) => return Err(error.into()),
         }
     }
     progress.finish();
-    Ok(())
+    Ok(largest)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::learning::NotLearning;
 
     fn log(losses: &[f64]) -> Vec<LogLine> {
         let mut smoothed = losses[0];
@@ -308,5 +345,20 @@ mod tests {
         assert_eq!(Chosen::find(&skipped, diverged).unwrap().step, 41);
         assert_eq!(Chosen::find(&log(&falling), "runs/a: Interrupted after step 40. Rerun"), None);
         assert_eq!(Chosen::find(&[], ""), None);
+        // What ceased to learn comes before what was skipped, and after what ended the run.
+        let mut dead = skipped.clone();
+        dead[4].not_learning = Some(NotLearning {
+            parameters: 9,
+            without_gradient: 2,
+            dead: vec!["b".to_owned(), "a".to_owned()],
+            lost: Vec::new(),
+        });
+        let found = Chosen::find(&dead, "done").unwrap();
+        assert_eq!(found.step, 5);
+        assert!(found.why.starts_with("2 of 9 parameters stopped learning"), "{}", found.why);
+        assert_eq!(Chosen::find(&dead, diverged).unwrap().step, 41);
+        // A run that ends far above its start, without a spike of its own.
+        let rising: Vec<f64> = (0..9).map(|i| 4.0 + 3.0 * f64::from(i) + 0.1 * f64::from(i % 2)).collect();
+        assert!(Chosen::find(&log(&rising), "done").unwrap().why.starts_with("the loss rose"));
     }
 }

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::tokens::made_from;
+use crate::data_report::{ChatReport, chat_warnings};
 use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
 use crate::run_fault::RunFault;
@@ -35,7 +36,7 @@ impl Chat {
     /// Reuses the run's conversations, or makes them from the data. A resumed run must have its original ones.
     ///
     /// # Errors
-    /// Data that cannot be read, [`RunFault::Tokens`]; I/O.
+    /// Data that cannot be read, [`RunFault::Tokens`]; I/O; if the host is strict, conversations that are cut or left out.
     pub(crate) fn prepare(
         run: &RunFolder,
         settings: &RunConfig,
@@ -53,9 +54,13 @@ impl Chat {
                 if from != now {
                     run.require_request()?;
                     let resumes = "resuming with the conversations that the run began with";
-                    host.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
+                    host.warn_all(&[format!(
+                        "data.files: the data or the tokenizer have changed; {resumes}"
+                    )])?;
                 }
-                return Ok(Chat { made_from: from, paths, lines, held_out, is_written: true });
+                let chat = Chat { made_from: from, paths, lines, held_out, is_written: true };
+                chat.warn(settings, setup, host)?;
+                return Ok(chat);
             }
             Ok(_) => "others",
             Err(DataError::Store(error)) if sealed::is_damage(&error) => "a damaged file",
@@ -71,9 +76,26 @@ impl Chat {
         if let Some(template) = setup.dialogue.as_ref().filter(|_| lines.counts.rendered > 0) {
             let model = setup.vocabulary.dir.display();
             let (about, with) = (template.about, "written with the results as chat_template.jinja");
-            host.warn(&format!("{model}: has no chat template; using the default ({about}), {with}"));
+            host.warn_all(&[format!("{model}: has no chat template; using the default ({about}), {with}")])?;
         }
-        Ok(Chat { made_from: from, paths, lines, held_out, is_written: false })
+        let chat = Chat { made_from: from, paths, lines, held_out, is_written: false };
+        chat.warn(settings, setup, host)?;
+        Ok(chat)
+    }
+
+    /// Tells what is cut or left out.
+    fn warn(&self, settings: &RunConfig, setup: &Setup, host: &Host) -> Result<()> {
+        let lengths = (settings.data.length, setup.config.max_position_embeddings);
+        let mut warnings = chat_warnings("data.files", &self.lines, lengths);
+        let held_out = self.held_out.as_ref().filter(|_| !settings.validation.files.is_empty());
+        warnings.extend(held_out.iter().flat_map(|lines| chat_warnings("validation.files", lines, lengths)));
+        Ok(host.warn_all(&warnings)?)
+    }
+
+    /// Returns the conversations in numbers.
+    pub(crate) fn report(&self, settings: &RunConfig) -> ChatReport {
+        let held_out = self.held_out.as_ref().map_or(0, Conversations::len);
+        ChatReport::new(&self.lines, held_out, settings.data.length)
     }
 
     /// Writes the conversations into the run's folder, unless they are there, and packs them into windows; returns those

@@ -14,12 +14,14 @@ use super::results::{self, Results};
 use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::start::StartMode;
-use super::train_loop::TrainLoop;
+use super::train_loop::{TrainLoop, examinable};
+use crate::data_report::DataReport;
 use crate::embedded;
 use crate::error::{JobError, Result, resumes};
 use crate::escape::line;
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
+use crate::learning::LearningReport;
 use crate::machine::{Machine, peak_anonymous};
 use crate::run_files::{DONE, RunFile};
 use crate::settings::read_settings;
@@ -87,9 +89,13 @@ pub struct TrainedTensor {
 pub struct TrainReport {
     /// Folder of the run.
     pub run: PathBuf,
+    /// `done`, or `done, but` with what did not learn.
+    pub outcome: String,
     /// Models that were written.
     #[serde(flatten)]
     pub results: Results,
+    /// The data in numbers.
+    pub data: DataReport,
     /// Number of steps.
     pub steps: u64,
     /// Number of skipped steps.
@@ -110,6 +116,11 @@ pub struct TrainReport {
     pub measured_peak_memory: Option<u64>,
     /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
     pub worst_gemms: Vec<GemmHealth>,
+    /// What did not learn.
+    pub learning: LearningReport,
+    /// True if an autopsy of the run names the cause of what did not learn.
+    #[serde(skip)]
+    pub examinable: bool,
 }
 
 impl Train {
@@ -182,7 +193,7 @@ impl Train {
     }
 
     /// Describes the run at its start.
-    fn description(&self, setup: &Setup, needs: u64, host: &Host) -> RunFile {
+    fn description(&self, setup: &Setup, needs: u64, data: &DataReport, host: &Host) -> RunFile {
         RunFile {
             tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
             machine: Machine::this(),
@@ -193,6 +204,7 @@ impl Train {
             predicted_peak_memory: needs,
             measured_peak_memory: None,
             steps: self.settings.schedule.steps,
+            data: Some(data.clone()),
             outcome: "running".to_owned(),
         }
     }
@@ -254,7 +266,8 @@ impl Job for Train {
         let folder = RunFolder::open(&run, start).map_err(explain)?;
         host.require_memory("train", needs + needs / 20)?;
         let ready = ReadyRun::new(folder, &setup, settings, &self.base()?, host).map_err(explain)?;
-        let mut about = self.description(&setup, needs, host);
+        let data = ready.data.clone();
+        let mut about = self.description(&setup, needs, &data, host);
         let begin = Instant::now();
         let mut train_loop = TrainLoop::new(ready, settings, &setup)?;
         about.write(&run)?;
@@ -288,9 +301,17 @@ impl Job for Train {
             written
         };
         host.orderly(written, |_| false)?;
+        let parameters = train_loop.trainer.model().parameters().table().iter().count();
+        let learning = train_loop.learning();
+        let outcome =
+            learning.summary().map_or_else(|| DONE.to_owned(), |summary| format!("{DONE}, but {summary}"));
         Ok(TrainReport {
             run,
+            outcome,
+            learning: learning.report(parameters),
+            examinable: learning.is_failing() && examinable(settings),
             results,
+            data,
             steps: progress.steps,
             skipped: progress.skipped,
             tokens: progress.tokens,

@@ -11,6 +11,7 @@ use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::source::Source;
 use super::start::StartMode;
+use crate::data_report::DataReport;
 use crate::error::Result;
 use crate::host::Host;
 use crate::run_files::{CONFIG, MAX_FILE};
@@ -22,6 +23,8 @@ pub(crate) struct ReadyRun {
     /// Settings with all defaults, as TOML.
     pub(crate) resolved: String,
     pub(crate) checkpoints: Checkpoints,
+    /// The data in numbers.
+    pub(crate) data: DataReport,
 }
 
 impl ReadyRun {
@@ -37,6 +40,7 @@ impl ReadyRun {
         host: &Host,
     ) -> Result<Self> {
         let source = Source::prepare(&folder, settings, base, setup, host)?;
+        let report = source.report(settings);
         let model = setup.model(settings)?;
         if let Some(path) = folder.rebuilt() {
             host.warn(&format!("{}: is damaged; made again from the files of the run", path.display()));
@@ -65,6 +69,6 @@ impl ReadyRun {
             write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
         }
         trainer.set_stop(Stop::new(host.stop_question()));
-        Ok(ReadyRun { trainer, held_out, resolved, checkpoints })
+        Ok(ReadyRun { trainer, held_out, resolved, checkpoints, data: report })
     }
 }

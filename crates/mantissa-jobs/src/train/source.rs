@@ -11,6 +11,7 @@ use super::chat::Chat;
 use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::tokens::Tokens;
+use crate::data_report::DataReport;
 use crate::error::Result;
 use crate::host::Host;
 use crate::run_files::TOKENS;
@@ -57,6 +58,14 @@ impl Source {
         match self {
             Source::Text(tokens) => &tokens.made_from,
             Source::Chat(chat) => &chat.made_from,
+        }
+    }
+
+    /// Returns the data in numbers.
+    pub(crate) fn report(&self, settings: &RunConfig) -> DataReport {
+        match self {
+            Source::Text(tokens) => DataReport::Text(tokens.report(settings)),
+            Source::Chat(chat) => DataReport::Chat(chat.report(settings)),
         }
     }
 

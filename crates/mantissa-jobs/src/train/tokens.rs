@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::{Error, FileDigest, Output, hash_file, sealed};
 use mantissa_train::config::RunConfig;
-use mantissa_train::data::{DataError, HoldOut, TextFormat, TokenFile, TokenWriter, pieces_within};
+use mantissa_train::data::{DataError, Found, HoldOut, TextFormat, TokenFile, TokenWriter, pieces_within};
 
 use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::vocabulary::MADE_BY;
+use crate::data_report::{TextReport, text_warnings};
 use crate::error::{BadInput, Result};
 use crate::generated;
 use crate::host::Host;
@@ -21,6 +22,10 @@ use crate::run_files::{HELD_OUT, MADE_FROM, TOKENS, is_token_file};
 const PIECE: usize = 64 << 10;
 /// Sizes of the parts of a text without separator that are held out: at most, at least, and parts of a text at least.
 const PART: (u64, u64, u64) = (16 << 10, 1 << 10, 128);
+/// Metadata keys of the token file: documents, empty records, and the place of the first of these.
+const DOCUMENTS: &str = "documents";
+const EMPTY: &str = "empty_records";
+const FIRST_EMPTY: &str = "first_empty_record";
 /// Tokens of a token file that are read, and held out, at a time.
 const TOKENS_READ: usize = 8192;
 
@@ -49,7 +54,8 @@ impl Tokens {
     /// tokens.
     ///
     /// # Errors
-    /// Data or a tokenizer that cannot be read, too few tokens, [`RunFault::Tokens`]; I/O.
+    /// Data or a tokenizer that cannot be read, too few tokens, [`RunFault::Tokens`]; I/O; if the host is strict, records and
+    /// tokens that are left out.
     pub(crate) fn prepare(
         run: &RunFolder,
         settings: &RunConfig,
@@ -72,9 +78,13 @@ impl Tokens {
                 if made_from != now {
                     run.require_request()?;
                     let resumes = "resuming with the tokens that the run began with";
-                    host.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
+                    host.warn_all(&[format!(
+                        "data.files: the data or the tokenizer have changed; {resumes}"
+                    )])?;
                 }
-                return Ok(Tokens { made_from, paths, made: Made::Before(Box::new(files)) });
+                let tokens = Tokens { made_from, paths, made: Made::Before(Box::new(files)) };
+                tokens.warn(settings, setup, host)?;
+                return Ok(tokens);
             }
             Ok(_) => "others",
             Err(DataError::Store(error)) if sealed::is_damage(&error) => "a damaged file",
@@ -88,13 +98,50 @@ impl Tokens {
         if found == "a damaged file" {
             host.warn(&format!("{}: is damaged; made again from the data", paths[0].display()));
         }
-        let (split, documents) = make(settings, base, run.dir(), setup, host)?;
+        let (split, found) = make(settings, base, run.dir(), setup, host)?;
         require_window(split.train.len() as u64, settings)?;
         require_held_out(split.held_out.as_ref().map(|writer| writer.len() as u64), settings)?;
-        let about = [(MADE_FROM, made_from.clone()), ("documents", documents.to_string())];
+        let AllFound { found, first_empty } = found;
+        let about = [(MADE_FROM, made_from.clone()), (DOCUMENTS, found.documents.to_string())];
         let about = about.into_iter().chain(setup.vocabulary.hash()?.map(|hash| (MADE_BY, hash)));
+        let about = about.chain((found.empty > 0).then(|| (EMPTY, found.empty.to_string())));
+        let about = about.chain(first_empty.map(|place| (FIRST_EMPTY, place)));
         let about = about.map(|(key, value)| (key.to_owned(), value)).collect();
-        Ok(Tokens { made_from, paths, made: Made::Now(Box::new(split), about) })
+        let tokens = Tokens { made_from, paths, made: Made::Now(Box::new(split), about) };
+        tokens.warn(settings, setup, host)?;
+        Ok(tokens)
+    }
+
+    /// Numbers of tokens to train on and held out, and the metadata.
+    fn counts(&self) -> (u64, u64, &BTreeMap<String, String>) {
+        match &self.made {
+            Made::Before(files) => {
+                let held_out = files.held_out.as_ref().map_or(0, TokenFile::len);
+                (files.train.len(), held_out, files.train.about())
+            }
+            Made::Now(split, about) => {
+                let held_out = split.held_out.as_ref().map_or(0, TokenWriter::len);
+                (split.train.len() as u64, held_out as u64, about)
+            }
+        }
+    }
+
+    /// Returns the text in numbers.
+    pub(crate) fn report(&self, settings: &RunConfig) -> TextReport {
+        let (tokens, held_out, about) = self.counts();
+        let number = |key: &str| about.get(key).and_then(|text| text.parse().ok()).unwrap_or(0);
+        let found = Found { documents: number(DOCUMENTS), empty: number(EMPTY), first_empty: None };
+        TextReport::new(found, tokens, held_out, settings.data.length)
+    }
+
+    /// Tells what is left out.
+    fn warn(&self, settings: &RunConfig, setup: &Setup, host: &Host) -> Result<()> {
+        let (report, (.., about)) = (self.report(settings), self.counts());
+        let generated = settings.distill.as_ref().map_or(0, |distill| distill.generated) as u64;
+        let generated = if setup.teacher_files().is_some() { generated * report.length } else { 0 };
+        let first = about.get(FIRST_EMPTY).map(String::as_str);
+        let context = setup.config.max_position_embeddings;
+        Ok(host.warn_all(&text_warnings(&report, first, generated, context))?)
     }
 
     /// Writes the token files into the run's folder, unless they exist.
@@ -166,15 +213,40 @@ impl Split {
     }
 }
 
-/// Tokenizes the data with memory that does not grow with them; returns the tokens and the number of documents.
-fn make(settings: &RunConfig, base: &Path, run: &Path, setup: &Setup, host: &Host) -> Result<(Split, usize)> {
+/// Documents of all files, and the place of the first empty record.
+#[derive(Default)]
+struct AllFound {
+    found: Found,
+    first_empty: Option<String>,
+}
+
+impl AllFound {
+    /// Adds the documents of `file`.
+    fn add(&mut self, file: &Path, other: Found) {
+        self.found.documents += other.documents;
+        self.found.empty += other.empty;
+        let name = || file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let place = other.first_empty.map(|line| format!("{}: line {line}", name()));
+        self.first_empty = self.first_empty.take().or(place);
+    }
+}
+
+/// Tokenizes the data with memory that does not grow with them; returns the tokens and what was found.
+fn make(
+    settings: &RunConfig,
+    base: &Path,
+    run: &Path,
+    setup: &Setup,
+    host: &Host,
+) -> Result<(Split, AllFound)> {
     let (vocab, validation) = (setup.config.vocab_size, &settings.validation);
     let held_out = validation.is_active().then(|| TokenWriter::beside(vocab, run, "held-out"));
     let train = TokenWriter::beside(vocab, run, "tokens");
     let mut split = Split { train, held_out, choice: HoldOut::new(validation.share) };
-    let mut count = 0;
+    let mut all = AllFound::default();
     for file in &settings.data.files {
-        count += add_file(&base.join(file), settings, setup, &mut split)?;
+        let file = base.join(file);
+        all.add(&file, add_file(&file, settings, setup, &mut split)?);
     }
     let generated = settings.distill.as_ref().map_or(0, |distill| distill.generated);
     if let Some(teacher) = setup.teacher_files().filter(|_| generated > 0) {
@@ -182,10 +254,10 @@ fn make(settings: &RunConfig, base: &Path, run: &Path, setup: &Setup, host: &Hos
         samples.iter().try_for_each(|sample| split.train.push(sample))?;
         // The last window's targets end one token after it.
         samples.first().map_or(Ok(()), |sample| split.train.push(&sample[..1]))?;
-        count += generated;
+        all.found.documents += generated;
     }
     // All of these files is held out.
-    let Split { train, held_out: Some(held_out), .. } = split else { return Ok((split, count)) };
+    let Split { train, held_out: Some(held_out), .. } = split else { return Ok((split, all)) };
     let mut others = Split { train: held_out, held_out: None, choice: HoldOut::default() };
     for file in &validation.files {
         add_file(&base.join(file), settings, setup, &mut others)?;
@@ -195,11 +267,11 @@ fn make(settings: &RunConfig, base: &Path, run: &Path, setup: &Setup, host: &Hos
         let allowed = "two documents or more; fix: name validation.files, or set validation.share to 0";
         return Err(BadInput::new("validation.share", "one document", allowed).into());
     }
-    Ok((Split { train, held_out: Some(held_out), choice: split.choice }, count))
+    Ok((Split { train, held_out: Some(held_out), choice: split.choice }, all))
 }
 
-/// Adds a file of data; returns the number of its documents.
-fn add_file(file: &Path, settings: &RunConfig, setup: &Setup, split: &mut Split) -> Result<usize> {
+/// Adds a file of data; returns the numbers of its documents.
+fn add_file(file: &Path, settings: &RunConfig, setup: &Setup, split: &mut Split) -> Result<Found> {
     if is_token_file(file) {
         return Ok(copy(&TokenFile::open_data(file, setup.config.vocab_size)?, split)?);
     }
@@ -235,15 +307,15 @@ fn part_of(file: &Path) -> usize {
     (size / PART.2).clamp(PART.1, PART.0) as usize
 }
 
-/// Copies a token file part by part; returns 1, as it does not tell its documents.
-fn copy(file: &TokenFile, split: &mut Split) -> Result<usize, DataError> {
+/// Copies a token file part by part; returns one document, as it does not tell them apart.
+fn copy(file: &TokenFile, split: &mut Split) -> Result<Found, DataError> {
     let mut ids = Vec::with_capacity(TOKENS_READ);
     for first in (0..file.len()).step_by(TOKENS_READ) {
         ids.clear();
         file.read(first, TOKENS_READ.min((file.len() - first) as usize), &mut ids)?;
         split.next(ids.len()).push(&ids)?;
     }
-    Ok(1)
+    Ok(Found { documents: 1, ..Found::default() })
 }
 
 /// Hashes the sources of the tokens: data files, document options, tokenizer, and the model's token settings.

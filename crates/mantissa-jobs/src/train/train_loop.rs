@@ -6,7 +6,7 @@ use std::time::Instant;
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_train::config::RunConfig;
 use mantissa_train::schedule::{Decay, Schedule};
-use mantissa_train::{GemmHealth, HeldOut, SampleOptions, StepReport, TrainError, Trainer};
+use mantissa_train::{GemmHealth, GemmState, HeldOut, SampleOptions, StepReport, TrainError, Trainer};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::Checkpoints;
@@ -16,6 +16,7 @@ use super::setup::Setup;
 use super::start::StartMode;
 use crate::error::{JobError, Result, Stopped};
 use crate::host::Host;
+use crate::learning::{Change, Learning};
 use crate::memory;
 use crate::progress::{Meter, Unit};
 use crate::run_files::{LOG, LogLine, SAMPLES, TELEMETRY};
@@ -46,6 +47,8 @@ pub(crate) struct TrainLoop<'a> {
     begin: Instant,
     /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
     pub(crate) worst_gemms: Vec<GemmHealth>,
+    /// What ceased to learn in the last step.
+    warning: Option<String>,
 }
 
 /// State of a run as its log records it.
@@ -58,10 +61,12 @@ struct Past {
     since: u64,
     /// Step at which the decay of a timed run begins, and its last step.
     decay: Option<(u64, u64)>,
+    learning: Learning,
 }
 
 impl Past {
     fn add(&mut self, line: LogLine) {
+        line.tell(&mut self.learning);
         if let Some(loss) = line.validation_loss {
             let better = self.best.is_none_or(|(_, best)| loss < best);
             (self.best, self.since) =
@@ -88,7 +93,7 @@ struct SampleLine<'a> {
 
 impl<'a> TrainLoop<'a> {
     pub(crate) fn new(ready: ReadyRun, settings: &'a RunConfig, setup: &'a Setup) -> Result<Self> {
-        let ReadyRun { trainer, resolved, mut checkpoints, held_out } = ready;
+        let ReadyRun { trainer, resolved, mut checkpoints, held_out, .. } = ready;
         let (steps, run) = (trainer.progress().steps, checkpoints.folder.dir());
         let (mut past, mut pending) = (Past::default(), None);
         let log = Log::open(&run.join(LOG), steps, |line: LogLine| match line.pending {
@@ -123,6 +128,7 @@ impl<'a> TrainLoop<'a> {
             saved,
             begin,
             worst_gemms: Vec::new(),
+            warning: None,
         };
         train_loop.set_decay();
         Ok(train_loop)
@@ -131,6 +137,11 @@ impl<'a> TrainLoop<'a> {
     /// Step and loss of the best validation.
     pub(crate) fn best(&self) -> Option<(u64, f64)> {
         self.past.best
+    }
+
+    /// What did not learn.
+    pub(crate) fn learning(&self) -> &Learning {
+        &self.past.learning
     }
 
     /// Loads the checkpoint with the least validation loss, if it is another than the last; returns a warning if it is
@@ -177,6 +188,13 @@ impl<'a> TrainLoop<'a> {
             loss = line.map(|line| line.loss);
             line.iter().for_each(|line| progress.status(status(line)));
             progress.set(at(self));
+            if let Some(warning) = self.warning.take()
+                && let Err(error) = host.warn_all(&[warning + &self.hint()])
+            {
+                self.checkpoint()?;
+                progress.finish();
+                return Err(error.into());
+            }
             if host.stops() {
                 return self.stop(&progress);
             }
@@ -186,6 +204,17 @@ impl<'a> TrainLoop<'a> {
         }
         progress.finish();
         Ok(loss)
+    }
+
+    /// Names what to do about a part that does not learn.
+    fn hint(&self) -> String {
+        match examinable(self.settings) {
+            true => format!(
+                "; fix: mantissa train --autopsy {} names the cause",
+                self.checkpoints.folder.dir().display()
+            ),
+            false => "; fix: --set precision.policy=bf16 keeps the range of f32".to_owned(),
+        }
     }
 
     /// Runs a step, unless the last one is pending, and finishes it; returns true if a checkpoint is due. `before` are the
@@ -322,15 +351,20 @@ impl<'a> TrainLoop<'a> {
     fn step(&mut self) -> Result<LogLine> {
         let begin = Instant::now();
         let (step, every) = (self.trainer.progress().steps + 1, self.settings.telemetry.every);
-        let report = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
+        let (report, health) = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
             let (report, health) = self.trainer.measured_step()?;
             self.telemetry.write(&health)?;
-            self.worst_gemms = worst(health.gemms);
-            report
+            self.worst_gemms = worst(health.gemms.clone());
+            (report, Some(health))
         } else {
-            self.trainer.step()?
+            (self.trainer.step()?, None)
         };
-        Ok(log_line(&report, &self.trainer, begin, self.past.last.as_ref()))
+        let observe = |signals| self.past.learning.observe(report.step, signals, health.as_ref());
+        let Change { not_learning, unused, warning } =
+            self.trainer.signals().map(observe).unwrap_or_default();
+        self.warning = warning;
+        let line = log_line(&report, &self.trainer, begin, self.past.last.as_ref());
+        Ok(LogLine { not_learning, unused_experts: unused, ..line })
     }
 
     /// Makes the logs durable, and writes a checkpoint unless there is one of this step.
@@ -371,13 +405,24 @@ pub(crate) fn decaying(settings: &RunConfig, (from, last): (u64, u64)) -> Schedu
     Schedule { peak, warmup_steps, total_steps: last, decay }
 }
 
+/// True if an autopsy replays runs of these settings.
+pub(crate) fn examinable(settings: &RunConfig) -> bool {
+    let learns = settings.policy().is_some_and(|policy| policy.linear.fprop.right.learns_scales());
+    settings.adapter.is_none() && settings.distill.is_none() && !learns
+}
+
 /// Number of matmuls listed at the end of a run.
 const WORST_GEMMS: usize = 5;
 
 /// Returns the matmuls with the lowest SQNR.
 fn worst(mut gemms: Vec<GemmHealth>) -> Vec<GemmHealth> {
-    gemms.retain(|gemm| gemm.sqnr_db.is_some());
-    gemms.sort_by(|a, b| a.sqnr_db.unwrap_or(0.0).total_cmp(&b.sqnr_db.unwrap_or(0.0)));
+    // A matmul through which nothing passes is worse than any.
+    let key = |gemm: &GemmHealth| match gemm.state {
+        Some(GemmState::Dead) => Some(f64::NEG_INFINITY),
+        _ => gemm.sqnr_db,
+    };
+    gemms.retain(|gemm| key(gemm).is_some());
+    gemms.sort_by(|a, b| key(a).unwrap_or(0.0).total_cmp(&key(b).unwrap_or(0.0)));
     gemms.truncate(WORST_GEMMS);
     gemms
 }
@@ -399,6 +444,8 @@ fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option
         memory: memory::anonymous(),
         validation_loss: None,
         last_step: None,
+        not_learning: None,
+        unused_experts: None,
         pending: false,
     }
 }
@@ -435,6 +482,8 @@ mod tests {
             memory: None,
             validation_loss,
             last_step: (step == 4).then_some(9),
+            not_learning: None,
+            unused_experts: None,
             pending: false,
         }
     }

@@ -21,7 +21,7 @@ use crate::loss::Loss;
 use crate::param_table::{ParamInfo, ParamTable};
 use crate::plan::Options;
 use crate::policy::OperandPolicy;
-use crate::trainer::Trainer;
+use crate::trainer::{Trainer, UpdateSize};
 use lab::Lab;
 use measure::{Effect, Measure};
 pub use remedy::Remedy;
@@ -42,6 +42,10 @@ pub const MOST: f64 = 0.75;
 /// Error from which on all operands of one name are named as the cause: half of the gradient.
 pub const RUINED: f64 = 0.5;
 
+/// Norm of an update over that of the weights from which on the learning rate is named as the cause, whatever the operands
+/// do: half of what the weights held is replaced in one step. Runs that learn have 1e-4 to 1e-1.
+pub const RATE: f64 = 0.5;
+
 /// Conclusion of an autopsy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -50,6 +54,8 @@ pub enum Verdict {
     Sound,
     /// The step goes wrong in f32 too.
     NotPrecision,
+    /// An update before the step was as large as the weights: the learning rate.
+    Rate,
     /// One operand of one matmul.
     Operand,
     /// Operands of one name in a layer or in many, none of which stands out.
@@ -122,6 +128,11 @@ pub struct Autopsy {
     pub verdict: Verdict,
     /// Operands named as the cause, the first one first; of a group the one with the largest effect.
     pub culprits: Vec<Culprit>,
+    /// Operands that lost their signal, in the order of the step: the first is the first culprit.
+    pub dead: Vec<OperandHealth>,
+    /// Largest of the updates that were replayed before the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update: Option<UpdateSize>,
     /// Operands with the largest share if no single one is the cause.
     pub largest: Option<Switched>,
     /// Every set of operands that was switched, in order.
@@ -150,6 +161,19 @@ impl Trainer {
     /// [`TrainError::Unsupported`] for a model with adapters; [`TrainError::Stopped`], [`TrainError::Data`];
     /// [`TrainError::Load`] if memory is missing.
     pub fn autopsy(&mut self, replayed: &mut dyn FnMut(usize)) -> Result<Autopsy, TrainError> {
+        self.autopsy_after(None, replayed)
+    }
+
+    /// As [`autopsy`](Self::autopsy), given the largest `update` of the steps before. From [`RATE`] on the learning rate is the
+    /// cause, and operands are not searched: after such an update they are wrong in any format.
+    ///
+    /// # Errors
+    /// As [`autopsy`](Self::autopsy).
+    pub fn autopsy_after(
+        &mut self,
+        update: Option<UpdateSize>,
+        replayed: &mut dyn FnMut(usize),
+    ) -> Result<Autopsy, TrainError> {
         if self.teacher.is_some() {
             let (field, found) = ("distill", "in use".to_owned());
             let allowed = "none: an autopsy replays the loss on the text";
@@ -190,6 +214,8 @@ impl Trainer {
             error,
             verdict: Verdict::Sound,
             culprits: Vec::new(),
+            dead: Vec::new(),
+            update,
             largest: None,
             switched: Vec::new(),
             tensors: tensors.map(|(tensor, error)| TensorError { tensor, error }).collect(),
@@ -197,7 +223,12 @@ impl Trainer {
             replays: 0,
         };
         drop(gradients);
-        if found.loss.f32.is_none() || found.grad_norm.f32.is_none() {
+        let lost = lost_sites(&lab, &self.model.config, &health);
+        let of_site = |&site: &usize| site_health(lab.sites[site], &self.model.config, &health).cloned();
+        found.dead = lost.iter().filter_map(of_site).collect();
+        if update.is_some_and(|update| update.ratio >= RATE) {
+            found.verdict = Verdict::Rate;
+        } else if found.loss.f32.is_none() || found.grad_norm.f32.is_none() {
             found.verdict = Verdict::NotPrecision;
         } else if error.is_none_or(|error| error > SOUND) {
             let every: Vec<usize> = (0..lab.sites.len()).collect();
@@ -208,6 +239,9 @@ impl Trainer {
             let mut search = Search::new(lab, measure, replayed);
             let leaf = search.descend(&every)?;
             self.conclude(&mut found, &mut search, leaf, &health)?;
+            if let Some(first) = lost.first() {
+                self.accuse(&mut found, &mut search, *first, &health)?;
+            }
             found.switched = std::mem::take(&mut search.switched);
             lab = search.lab;
         }
@@ -266,6 +300,32 @@ impl Trainer {
                 let effect = search.effect(&[site])?;
                 found.culprits.push(self.culprit(search, site, effect, health)?);
             }
+        }
+        Ok(())
+    }
+
+    /// Names the first operand that lost its signal before all others: what follows it gets nothing.
+    fn accuse(
+        &self,
+        found: &mut Autopsy,
+        search: &mut Search<'_>,
+        index: usize,
+        health: &[OperandHealth],
+    ) -> Result<(), TrainError> {
+        let site = search.lab.sites[index];
+        let is_same = |culprit: &Culprit| {
+            culprit.linear == site.linear(&self.model.config)
+                && (culprit.gemm, culprit.operand) == (site.gemm.name(), site::operand(site.gemm, site.side))
+        };
+        match found.culprits.iter().position(is_same) {
+            Some(at) => found.culprits[..=at].rotate_right(1),
+            None => {
+                let effect = search.effect(&[index])?;
+                found.culprits.insert(0, self.culprit(search, index, effect, health)?);
+            }
+        }
+        if found.verdict == Verdict::Spread {
+            found.verdict = Verdict::Operand;
         }
         Ok(())
     }
@@ -339,6 +399,20 @@ impl Trainer {
     }
 }
 
+/// Returns the operands that lost their signal, in the order of a step.
+fn lost_sites(lab: &Lab, config: &mantissa_model::ModelConfig, health: &[OperandHealth]) -> Vec<usize> {
+    let layers = lab.model.layers.len();
+    let is_lost =
+        |&site: &usize| site_health(lab.sites[site], config, health).is_some_and(|health| health.lost);
+    let mut lost: Vec<usize> = (0..lab.sites.len()).filter(is_lost).collect();
+    lost.sort_by_key(|&site| {
+        let (backward, layer, kind) = lab.sites[site].order(layers);
+        // The backward takes the linear layers of a layer in reverse.
+        (backward, layer, backward.then_some(std::cmp::Reverse(kind)), kind)
+    });
+    lost
+}
+
 /// Finds the telemetry of an operand; a shared rounding is listed with the first product that reads it.
 fn site_health<'h>(
     site: Site,
@@ -361,6 +435,14 @@ impl fmt::Display for Autopsy {
             None => "not finite".to_owned(),
         };
         match (self.verdict, self.culprits.first(), &self.largest) {
+            (Verdict::Rate, ..) => {
+                let UpdateSize { step, lr, ratio } =
+                    self.update.unwrap_or(UpdateSize { step: 0, lr: f64::NAN, ratio: f64::NAN });
+                write!(
+                    f,
+                    "the learning rate: at {lr} the update of step {step} was {ratio:.3} times as large as the weights"
+                )
+            }
             (Verdict::NotPrecision, ..) => {
                 f.write_str("not the precision: loss or gradients are not finite in f32 either")
             }
@@ -394,6 +476,14 @@ impl fmt::Display for Autopsy {
                 })
             }
             _ => write!(f, "no operand at fault: the gradient error is {} of f32's", percent(self.error)),
+        }?;
+        match (self.verdict, self.dead.first()) {
+            (Verdict::Rate, _) | (_, None) => Ok(()),
+            (_, Some(OperandHealth { linear, operand, format, .. })) => write!(
+                f,
+                "; the first of {} operands that lost their signal: {linear}, {operand} in {format}",
+                self.dead.len()
+            ),
         }
     }
 }

@@ -48,6 +48,7 @@ impl TrainModel {
                 draw: self.draw,
                 histories: &self.histories,
                 watch: &self.watch,
+                lost: &self.lost,
                 threads: self.options.threads,
             },
             watch: &self.watch,

@@ -14,7 +14,7 @@ pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, lea
 pub use pieces::{HoldOut, Piece, pieces_within};
 pub use sampler::{Batches, Cursor, Data, Sample};
 pub use shuffle::Shuffle;
-pub use text::{TextFormat, documents, documents_within};
+pub use text::{Found, TextFormat, documents, documents_within};
 pub use tokens::{TokenFile, TokenWriter};
 pub use words::WordCounts;
 

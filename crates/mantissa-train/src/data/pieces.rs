@@ -7,7 +7,7 @@ use mantissa_store::TextPart;
 
 use super::text::{open, too_long};
 use super::words::{MAX_WORD, boundary, first_boundary};
-use super::{DataError, TextFormat, documents_within};
+use super::{DataError, Found, TextFormat, documents_within};
 
 /// Piece of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Piece<'a> {
 }
 
 /// Passes every document of `path` to `each` in pieces of about `most` bytes, which end before white space; returns
-/// the number of documents. A document of at most `most` bytes is one piece.
+/// their numbers. A document of at most `most` bytes is one piece.
 ///
 /// A text without separator is one document and is never held as a whole. Other documents are held one at a time,
 /// with at most `memory` bytes.
@@ -34,9 +34,10 @@ pub fn pieces_within(
     most: usize,
     memory: u64,
     mut each: impl FnMut(Piece<'_>) -> Result<(), DataError>,
-) -> Result<usize, DataError> {
+) -> Result<Found, DataError> {
     if *format == (TextFormat::Text { split: None }) {
-        return text_pieces(path, most, memory, &mut each);
+        let documents = text_pieces(path, most, memory, &mut each)?;
+        return Ok(Found { documents, ..Found::default() });
     }
     documents_within(path, format, memory, |document| {
         let mut rest = Some(document);

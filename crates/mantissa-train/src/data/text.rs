@@ -25,6 +25,17 @@ pub enum TextFormat {
 /// Maximum document size in bytes, more than any tokenizer accepts.
 const MAX_DOCUMENT: u64 = 64 << 20;
 
+/// Documents of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Documents with text.
+    pub documents: usize,
+    /// Records of JSON Lines that are white space alone.
+    pub empty: usize,
+    /// Line of the first of them, from 1.
+    pub first_empty: Option<usize>,
+}
+
 /// Passes every non-empty document of `path` to `each`, one at a time; returns their number.
 ///
 /// # Errors
@@ -35,10 +46,10 @@ pub fn documents(
     format: &TextFormat,
     each: impl FnMut(&str) -> Result<(), DataError>,
 ) -> Result<usize, DataError> {
-    documents_within(path, format, u64::MAX, each)
+    Ok(documents_within(path, format, u64::MAX, each)?.documents)
 }
 
-/// Reads documents like [`documents`], with at most `memory` bytes per document.
+/// Reads documents like [`documents`], with at most `memory` bytes per document; also counts empty records.
 ///
 /// # Errors
 /// As [`documents`], and [`DataError::Memory`].
@@ -47,14 +58,17 @@ pub fn documents_within(
     format: &TextFormat,
     memory: u64,
     mut each: impl FnMut(&str) -> Result<(), DataError>,
-) -> Result<usize, DataError> {
+) -> Result<Found, DataError> {
     let mut file = open(path)?;
-    let mut count = 0;
-    let mut give = |document: &str| {
+    let mut found = Found::default();
+    let mut give = |document: &str, record: Option<usize>| {
         if document.is_empty() {
+            // What lies between two separators is no record.
+            found.empty += usize::from(record.is_some());
+            found.first_empty = found.first_empty.or(record);
             return Ok(());
         }
-        count += 1;
+        found.documents += 1;
         each(document)
     };
     let most = MAX_DOCUMENT.min(memory);
@@ -73,12 +87,12 @@ pub fn documents_within(
                     let needs = line.len() as u64 * JSON_BYTES;
                     return Err(DataError::Memory { file: named(path), needs, allowed: memory });
                 }
-                give(json_field(path, number, line, field)?.trim())?;
+                give(json_field(path, number, line, field)?.trim(), Some(number))?;
             }
-            (TextPart::Text(document), _) => give(document.trim())?,
+            (TextPart::Text(document), _) => give(document.trim(), None)?,
         }
     }
-    Ok(count)
+    Ok(found)
 }
 
 /// Bytes of memory per byte of a JSON line while parsing: lists of numbers have the shortest values.

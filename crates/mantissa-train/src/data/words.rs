@@ -72,7 +72,8 @@ impl WordCounts {
         }
         // A document is held together with its pieces.
         let half = self.left() / 2;
-        documents_within(path, format, half, |document| self.add(document)).map_err(|error| match error {
+        let found = documents_within(path, format, half, |document| self.add(document));
+        found.map(|found| found.documents).map_err(|error| match error {
             DataError::Memory { needs, allowed, file } if allowed == half => {
                 let needs = (2 * needs).saturating_add(self.memory.saturating_sub(2 * half));
                 DataError::Memory { file, needs, allowed: self.memory }

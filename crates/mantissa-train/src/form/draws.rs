@@ -4,7 +4,7 @@ use mantissa_model::LinearKind;
 use mantissa_num::round::philox4x32_10;
 
 use super::history::{Histories, History};
-use crate::health::{OperandPlace, Watch};
+use crate::health::{LostSignals, OperandPlace, Watch};
 use crate::policy::{Gemm, Side};
 use crate::store::StoreRef;
 
@@ -24,6 +24,7 @@ pub(crate) struct Draws<'a> {
     pub(crate) draw: Draw,
     pub(crate) histories: &'a Histories,
     pub(crate) watch: &'a Watch,
+    pub(crate) lost: &'a LostSignals,
     pub(crate) threads: usize,
 }
 
@@ -41,6 +42,8 @@ pub(crate) struct Making<'a> {
     pub(crate) threads: usize,
     /// Watch of the roundings, with the operand's place.
     pub(crate) watch: Option<(&'a Watch, OperandPlace)>,
+    /// Notes operands that become 0, by the operand's place.
+    pub(crate) lost: Option<(&'a LostSignals, OperandPlace)>,
 }
 
 /// Linear layer among the decoder's.
@@ -71,6 +74,7 @@ impl<'a> Draws<'a> {
             amax: None,
             threads: self.threads,
             watch: (!self.watch.is_off()).then_some((self.watch, (layer, kind, gemm, side))),
+            lost: Some((self.lost, (layer, kind, gemm, side))),
         }
     }
 

@@ -110,8 +110,18 @@ impl Form {
         self.codes.capacity() as u64 + 2 * self.bits.capacity() as u64 + 4 * wide as u64
     }
 
-    /// Rounds `source` by `rule`.
+    /// Rounds `source` by `rule`, and notes if nothing is left of it.
     pub(crate) fn make(&mut self, rule: &Rule, source: Source<'_>, making: Making<'_>) {
+        self.make_of(rule, source, making);
+        if let Some((lost, place)) = making.lost
+            && self.all().is_zero()
+            && source.has_signal()
+        {
+            lost.note(place);
+        }
+    }
+
+    fn make_of(&mut self, rule: &Rule, source: Source<'_>, making: Making<'_>) {
         let (lines, k) = source.shape();
         (self.lines, self.k, self.factor, self.accumulator) = (lines, k, 1.0, rule.accumulator);
         self.has_factors =
@@ -311,6 +321,18 @@ impl<'a> FormRef<'a> {
             (unit, &scales[range.start * units..range.end * units])
         });
         FormRef { data, scales, factors: self.factors.map(|factors| &factors[range]), ..self }
+    }
+
+    /// True if every value is 0; ends at the first code or scale of each kind that is not.
+    pub(crate) fn is_zero(self) -> bool {
+        let zero = |values: &[f32]| StoreRef::F32(values).is_zero();
+        let data = match self.data {
+            Data::Values(values) => values.is_zero(),
+            Data::Codes(codes) => codes.iter().all(|code| *code == 0),
+        };
+        data || self.factor == 0.0
+            || self.scales.is_some_and(|(_, scales)| zero(scales))
+            || self.factors.is_some_and(zero)
     }
 
     /// Number of lines.

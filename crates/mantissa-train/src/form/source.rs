@@ -22,6 +22,12 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// True if a value is not 0, and all are finite.
+    pub(super) fn has_signal(&self) -> bool {
+        let amax = kernels().amax(&self.values.widened());
+        amax > 0.0 && amax.is_finite()
+    }
+
     pub(super) fn shape(&self) -> (usize, usize) {
         if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }

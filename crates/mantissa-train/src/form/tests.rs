@@ -55,7 +55,16 @@ fn made(
     let [rule, _] = rules(&gemm);
     let mut form = Form::new(rule.storage(), x.len(), x.len()).unwrap();
     let source = Source { values: StoreRef::F32(x), rows: x.len() / cols, cols, transposed };
-    let making = Making { seed: 77, signs: 5, history: None, scales: None, amax: None, threads, watch: None };
+    let making = Making {
+        seed: 77,
+        signs: 5,
+        history: None,
+        scales: None,
+        amax: None,
+        threads,
+        watch: None,
+        lost: None,
+    };
     form.make(&rule, source, making);
     let mut out = vec![0.0; x.len()];
     form.values(&mut out);
@@ -168,6 +177,7 @@ fn products_multiply_the_values() {
                 amax: None,
                 threads: 1,
                 watch: None,
+                lost: None,
             };
             form.make(rule, source, making);
             let mut values = vec![0.0; x.len()];
@@ -233,6 +243,7 @@ fn headroom_makes_stochastic_rounding_unbiased() {
                 amax: None,
                 threads: 1,
                 watch: Some((&watch, place)),
+                lost: None,
             };
             form.make(&rule, source, making);
             let mut values = vec![0.0; x.len()];
@@ -288,6 +299,7 @@ fn accumulators_add_the_elements() {
                     amax: None,
                     threads: 2,
                     watch: None,
+                    lost: None,
                 },
             );
             form
@@ -343,8 +355,16 @@ fn quartet_is_the_restatement_in_pytorch() {
 
     let [rule, _] = rules(&GemmPolicy { rotation, ..both(&forward) });
     let source = Source { values: StoreRef::F32(&x), rows: 8, cols, transposed: false };
-    let making =
-        Making { seed: 1, signs: 1, history: None, scales: None, amax: None, threads: 2, watch: None };
+    let making = Making {
+        seed: 1,
+        signs: 1,
+        history: None,
+        scales: None,
+        amax: None,
+        threads: 2,
+        watch: None,
+        lost: None,
+    };
     let mut mask = vec![0; 8 * cols / 8];
     rule.mask(source, making, &mut mask);
     let expected = file.read(file.get("mask").unwrap()).unwrap();
@@ -398,6 +418,7 @@ fn eden_is_unbiased_and_nearer_than_stochastic_elements() {
                 amax: None,
                 threads: 1,
                 watch: None,
+                lost: None,
             };
             let source = Source { values: StoreRef::F32(&x), rows, cols, transposed: false };
             form.make(&rule, source, making);

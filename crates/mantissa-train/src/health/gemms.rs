@@ -1,6 +1,6 @@
 //! Quality of the results of a linear layer's three matmuls, summed over the compared values.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::policy::Gemm;
 
@@ -13,8 +13,25 @@ pub struct GemmHealth {
     pub gemm: &'static str,
     /// Rows compared in this step.
     pub rows: u64,
-    /// Signal-to-quantization-noise ratio of the result in dB; `None` if it is exact or not finite.
+    /// Signal-to-quantization-noise ratio of the result in dB; `None` if it is exact, dead or not finite.
     pub sqnr_db: Option<f64>,
+    /// Reason for a result without that ratio.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<GemmState>,
+}
+
+/// State of a result that has no signal-to-quantization-noise ratio, or none that means anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GemmState {
+    /// An operand is 0 throughout, so the result is: nothing passes.
+    Dead,
+    /// The result has no error.
+    Exact,
+    /// The result holds NaN or infinity.
+    NotFinite,
+    /// The rows that were compared are 0 in f32 too.
+    ZeroRows,
 }
 
 /// Sums over the compared values of a result.
@@ -23,13 +40,29 @@ pub(crate) struct Compared {
     rows: u64,
     signal: f64,
     noise: f64,
+    /// Matmuls, and those with an operand that is 0 throughout.
+    matmuls: u64,
+    dead: u64,
 }
 
 impl Compared {
     pub(super) fn health(&self, linear: String, gemm: Gemm) -> GemmHealth {
         let sqnr = 10.0 * (self.signal / self.noise).log10();
-        let sqnr_db = Some(sqnr).filter(|db| db.is_finite());
-        GemmHealth { linear, gemm: name(gemm), rows: self.rows, sqnr_db }
+        let state = self.state();
+        let sqnr_db = Some(sqnr).filter(|db| db.is_finite() && state != Some(GemmState::Dead));
+        GemmHealth { linear, gemm: name(gemm), rows: self.rows, sqnr_db, state }
+    }
+
+    fn state(&self) -> Option<GemmState> {
+        let Compared { signal, noise, matmuls, dead, .. } = *self;
+        match (signal + noise).is_finite() {
+            _ if matmuls > 0 && dead == matmuls => Some(GemmState::Dead),
+            false => Some(GemmState::NotFinite),
+            true if noise == 0.0 && self.rows > 0 => {
+                Some(if signal > 0.0 { GemmState::Exact } else { GemmState::ZeroRows })
+            }
+            true => None,
+        }
     }
 
     /// Adds the sums over other rows.
@@ -37,6 +70,14 @@ impl Compared {
         self.rows += other.rows;
         self.signal += other.signal;
         self.noise += other.noise;
+        self.matmuls += other.matmuls;
+        self.dead += other.dead;
+    }
+
+    /// Counts a matmul; `dead` if an operand is 0 throughout.
+    pub(crate) fn count(&mut self, dead: bool) {
+        self.matmuls += 1;
+        self.dead += u64::from(dead);
     }
 
     /// Adds rows of a result with their values in f32.

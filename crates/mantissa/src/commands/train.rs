@@ -1,6 +1,7 @@
 //! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
 mod autopsy;
+pub(super) mod data;
 mod init;
 
 use std::collections::BTreeMap;
@@ -9,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_jobs::Job;
+use mantissa_jobs::run_files::DONE;
 use mantissa_jobs::train::{
     Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor,
 };
 use mantissa_store::Paths;
 use mantissa_train::config::RunConfig;
-use mantissa_train::{Policy, recipes};
+use mantissa_train::{GemmState, Policy, recipes};
 use serde::Serialize;
 
 use super::execute::Execute;
@@ -69,6 +71,9 @@ pub struct Args {
         conflicts_with_all = ["config", "set", "resume", "restart", "dry_run", "show_policy", "init"])]
     autopsy: Option<PathBuf>,
     /// Step to examine [default: the one that failed]
+    ///
+    /// Without it: the step that ended the run, else the first in which something ceased to learn, the last skipped one, the
+    /// largest spike or rise of the loss.
     #[arg(long, value_name = "N", requires = "autopsy")]
     step: Option<u64>,
     /// Override a setting: section.key=value (repeatable)
@@ -184,9 +189,13 @@ pub(super) fn execute(job: &Train, preview: bool, context: &Context) -> Result<(
     }
     let report = job.run(context)?;
     let command = command(job.settings(), &report.results);
+    let autopsy = report.examinable.then(|| format!("mantissa train --autopsy {}", quoted(&report.run)));
     let page = format!("mantissa report {}", quoted(&report.run));
-    let done = Done { report: &report, next: command.iter().cloned().chain([page]).collect() };
-    context.report(&done, |out| human(out, &report, command.as_deref()))
+    let next = autopsy.iter().cloned().chain(command.iter().cloned()).chain([page]).collect();
+    let done = Done { report: &report, next };
+    context.report(&done, |out| human(out, &report, command.as_deref(), autopsy.as_deref()))?;
+    let failed = report.outcome.strip_prefix(DONE).filter(|rest| !rest.is_empty());
+    context.refuse_warnings(&failed.map(|_| report.outcome.clone()).into_iter().collect::<Vec<_>>())
 }
 
 /// Returns the command that runs the results of a run with these settings.
@@ -285,11 +294,20 @@ fn decay_table(preview: &TrainPreview, weight_decay: f64) -> Table {
     table
 }
 
-fn human(out: &mut dyn Write, done: &TrainReport, command: Option<&str>) -> io::Result<()> {
+fn human(
+    out: &mut dyn Write,
+    done: &TrainReport,
+    command: Option<&str>,
+    autopsy: Option<&str>,
+) -> io::Result<()> {
+    if done.outcome != DONE {
+        labelled(out, "outcome", &done.outcome)?;
+    }
     let loss = done.loss.map_or_else(|| "no step left".to_owned(), |loss| format!("last loss {loss:.4}"));
     let TrainReport { steps, skipped, tokens, seconds, .. } = done;
     let all = format!("{steps} steps ({skipped} skipped), {tokens} tokens, {loss}, {seconds:.1} s");
     labelled(out, "trained", &all)?;
+    labelled(out, "data", &data::sentence(&done.data))?;
     if let Some(best) = done.validation_loss {
         labelled(
             out,
@@ -304,9 +322,14 @@ fn human(out: &mut dyn Write, done: &TrainReport, command: Option<&str>) -> io::
         let mut table = Table::new(columns);
         for gemm in &done.worst_gemms {
             let sqnr = gemm.sqnr_db.unwrap_or(f64::NAN);
-            table.row([gemm.linear.clone(), gemm.gemm.to_owned(), format!("{sqnr:.1}")]);
+            let sqnr =
+                if gemm.state == Some(GemmState::Dead) { "dead".to_owned() } else { format!("{sqnr:.1}") };
+            table.row([gemm.linear.clone(), gemm.gemm.to_owned(), sqnr]);
         }
         table.write(out)?;
+    }
+    if let Some(autopsy) = autopsy {
+        writeln!(out, "cause       {autopsy}")?;
     }
     if let Some(command) = command {
         writeln!(out, "run         {command}")?;

@@ -68,10 +68,14 @@ impl Heat<'_> {
 /// Least width of the range of shades, as a share of the largest value: smaller differences are hardly seen.
 const LEAST_RANGE: f64 = 0.02;
 
-/// Returns the shade of `value` within `range`: 0 is the lightest. A value that is not a number has the darkest.
+/// Returns the shade of `value` within `range`: 0 is the lightest. A value that is not a number or infinite has the darkest,
+/// minus infinity the lightest.
 fn shade(value: f64, (low, high): (f64, f64)) -> usize {
     let width = (high - low).max(LEAST_RANGE * high.abs()).max(f64::MIN_POSITIVE);
     let share = (value - low) / width;
+    if value == f64::NEG_INFINITY {
+        return 0;
+    }
     if value.is_finite() { ((share * SHADES as f64) as usize).min(SHADES - 1) } else { SHADES - 1 }
 }
 

@@ -6,12 +6,24 @@ use std::path::Path;
 
 use mantissa_store::{Dtype, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
 
-use super::{Conversations, Counts};
+use super::{Conversations, Counts, Places};
 use crate::data::DataError;
 use crate::loss::IGNORE_TARGET;
 
 const VOCAB_SIZE: &str = "vocab_size";
-const COUNTS: [&str; 5] = ["lines", "rendered", "cut", "left_out", "answer_tokens"];
+const COUNTS: [&str; 10] = [
+    "lines",
+    "rendered",
+    "cut",
+    "left_out",
+    "answer_tokens",
+    "without_targets",
+    "lost_tokens",
+    "lost_answer_tokens",
+    "ended",
+    "longest",
+];
+const PLACES: [&str; 3] = ["first_cut", "first_too_long", "first_without_targets"];
 
 impl Conversations {
     /// Writes the lines atomically. `vocab_size` is above every id; `about` records the origin of the lines.
@@ -26,10 +38,24 @@ impl Conversations {
     ) -> Result<(), DataError> {
         let mut metadata = about;
         metadata.insert(VOCAB_SIZE.to_owned(), vocab_size.to_string());
-        let Counts { lines, rendered, cut, left_out, answer_tokens } = self.counts;
-        let counts = [lines as u64, rendered as u64, cut as u64, left_out as u64, answer_tokens];
+        let of = &self.counts;
+        let counts = [
+            of.lines as u64,
+            of.rendered as u64,
+            of.cut as u64,
+            of.left_out() as u64,
+            of.answer_tokens,
+            of.without_targets as u64,
+            of.lost_tokens,
+            of.lost_answer_tokens,
+            of.ended as u64,
+            of.longest as u64,
+        ];
         metadata
             .extend(COUNTS.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), count.to_string())));
+        let Places { cut, too_long, without_targets } = &self.places;
+        let places = PLACES.iter().zip([cut, too_long, without_targets]);
+        metadata.extend(places.filter_map(|(name, place)| Some(((*name).to_owned(), place.clone()?))));
         sealed::reserve(&mut metadata);
         let staged = StagedFile::begin(output)?;
         let specs = vec![
@@ -85,15 +111,25 @@ impl Conversations {
         if tokens.len() != targets.len() || ends.last() != Some(&tokens.len()) || !rising || !inside {
             return Err(fault("ends", "lines of tokens and targets of the vocabulary"));
         }
-        let [lines, rendered, cut, left_out, answer_tokens] = COUNTS.map(number);
+        // Files of earlier builds have the first counts only.
+        let other = |name: &str| number(name).unwrap_or(0);
+        let without_targets = other("without_targets") as usize;
         let counts = Counts {
-            lines: lines? as usize,
-            // Files of earlier builds have no such count.
-            rendered: rendered.unwrap_or(0) as usize,
-            cut: cut? as usize,
-            left_out: left_out? as usize,
-            answer_tokens: answer_tokens?,
+            lines: number("lines")? as usize,
+            rendered: other("rendered") as usize,
+            cut: number("cut")? as usize,
+            too_long: (number("left_out")? as usize).saturating_sub(without_targets),
+            without_targets,
+            lost_tokens: other("lost_tokens"),
+            lost_answer_tokens: other("lost_answer_tokens"),
+            answer_tokens: number("answer_tokens")?,
+            ended: other("ended") as usize,
+            longest: other("longest") as usize,
         };
-        Ok((Conversations { tokens, targets, ends, counts }, vocab_size, file.metadata().clone()))
+        let mut about = file.metadata().clone();
+        let [cut, too_long, without_targets] = PLACES.map(|name| about.remove(name));
+        let places = Places { cut, too_long, without_targets };
+        let ended = vec![false; ends.len()];
+        Ok((Conversations { tokens, targets, ends, ended, counts, places }, vocab_size, about))
     }
 }

@@ -8,9 +8,11 @@
 //! - `{"text": …}`: a document; the loss counts all of it.
 //!
 //! The end-of-text token follows a completion or document, and an answer at the end whose template writes none. A line
-//! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out. Lines share a
+//! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out. [`Counts`] has what was
+//! cut and left out. Lines share a
 //! window of `length` inputs ([`ChatBatches`]), each as a sequence of its own: attention does not cross lines.
 
+mod counts;
 mod file;
 mod line;
 mod mask;
@@ -28,6 +30,7 @@ use mantissa_model::Tokenizer;
 use mantissa_store::TextPart;
 use serde_json::Value;
 
+pub use self::counts::{Counts, Places};
 pub use self::pack::ChatBatches;
 pub use self::template::DefaultTemplate;
 
@@ -59,23 +62,12 @@ pub struct Conversations {
     targets: Vec<u32>,
     /// End of each line in `tokens`.
     ends: Vec<usize>,
+    /// For each line, true if the loss counts a token that ends a turn; all false in lines that were opened.
+    ended: Vec<bool>,
     /// Counts of lines and tokens.
     pub counts: Counts,
-}
-
-/// Counts of a file of conversations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Lines that are not blank.
-    pub lines: usize,
-    /// Lines of messages, which a chat template rendered.
-    pub rendered: usize,
-    /// Lines that were cut to the length.
-    pub cut: usize,
-    /// Lines left out, because no token that the loss counts was within the length.
-    pub left_out: usize,
-    /// Targets that the loss counts.
-    pub answer_tokens: u64,
+    /// First lines that were cut or left out.
+    pub places: Places,
 }
 
 impl Conversations {
@@ -94,7 +86,8 @@ impl Conversations {
     ) -> Result<Self, DataError> {
         let mut file = open(path)?;
         let (mut all, mut pending, mut held) = (Conversations::default(), Vec::new(), 0);
-        let reader = Reader { file: named(path), tokenizer, added: tokenizer.added(), length };
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let reader = Reader { file: named(path), name, tokenizer, added: tokenizer.added(), length };
         for number in 1.. {
             let line = match file.part("\n", MAX_LINE.min(memory))? {
                 TextPart::End => break,
@@ -120,10 +113,14 @@ impl Conversations {
             return Err(DataError::Field {
                 file: reader.file,
                 field: "lines".to_owned(),
-                found: format!("{} of {} lines without any", all.counts.left_out, all.counts.lines),
-                allowed: format!(
-                    "a line with an answer within {length} tokens; fix: raise data.length (--length)"
-                ),
+                found: format!("{} of {} lines without any", all.counts.left_out(), all.counts.lines),
+                allowed: match all.counts.too_long {
+                    0 => "a line with an answer; fix: add lines with answers".to_owned(),
+                    _ => format!(
+                        "a line with an answer within {length} tokens; fix: raise data.length (--length), {} holds every line",
+                        all.counts.longest
+                    ),
+                },
             });
         }
         Ok(all)
@@ -145,12 +142,9 @@ impl Conversations {
         self.tokens.extend(other.tokens);
         self.targets.extend(other.targets);
         self.ends.extend(other.ends.into_iter().map(|end| first + end));
-        let Counts { lines, rendered, cut, left_out, answer_tokens } = other.counts;
-        self.counts.lines += lines;
-        self.counts.rendered += rendered;
-        self.counts.cut += cut;
-        self.counts.left_out += left_out;
-        self.counts.answer_tokens += answer_tokens;
+        self.ended.extend(other.ended);
+        self.counts.add(other.counts);
+        self.places.add(other.places);
     }
 
     /// Moves the lines that `choice` takes, by their number of tokens, to the second result. The counts of what was read
@@ -164,10 +158,14 @@ impl Conversations {
             part.tokens.extend(tokens);
             part.targets.extend(targets);
             part.ends.push(part.tokens.len());
+            part.ended.push(self.ended[index]);
             part.counts.lines += 1;
             part.counts.answer_tokens += answer_tokens;
+            part.counts.ended += usize::from(self.ended[index]);
         }
-        kept.counts = Counts { answer_tokens: kept.counts.answer_tokens, ..self.counts };
+        let Counts { answer_tokens, ended, .. } = kept.counts;
+        kept.counts = Counts { answer_tokens, ended, ..self.counts };
+        kept.places = self.places;
         (kept, held)
     }
 
@@ -186,16 +184,34 @@ impl Conversations {
         (&self.tokens[span.clone()], &self.targets[span])
     }
 
-    /// Adds a line of these tokens, of which `counted` are targets, cut to `length` inputs.
-    fn push(&mut self, tokens: &[u32], counted: &[bool], length: usize) {
+    /// Adds a line, cut to `length` inputs, that `place` names.
+    fn push(&mut self, line: &Encoded, length: usize, place: impl Fn() -> String) {
+        let Encoded { tokens, counted, ends } = line;
         self.counts.lines += 1;
         let held = tokens.len().min(length + 1);
-        self.counts.cut += usize::from(held < tokens.len());
         // Nothing after the last target changes the loss.
-        let Some(last) = (1..held).rev().find(|&i| counted[i]) else {
-            self.counts.left_out += 1;
+        let Some(needed) = (1..tokens.len()).rev().find(|&i| counted[i]) else {
+            self.counts.without_targets += 1;
+            self.places.without_targets.get_or_insert_with(place);
             return;
         };
+        self.counts.longest = self.counts.longest.max(needed);
+        if needed >= held {
+            self.counts.lost_tokens += (needed + 1 - held) as u64;
+            self.counts.lost_answer_tokens += (held..=needed).filter(|&i| counted[i]).count() as u64;
+        }
+        let Some(last) = (1..held).rev().find(|&i| counted[i]) else {
+            self.counts.too_long += 1;
+            self.places.too_long.get_or_insert_with(place);
+            return;
+        };
+        if needed >= held {
+            self.counts.cut += 1;
+            self.places.cut.get_or_insert_with(place);
+        }
+        let ended = ends.iter().any(|end| (1..=last).contains(end));
+        self.counts.ended += usize::from(ended);
+        self.ended.push(ended);
         self.tokens.extend(&tokens[..last]);
         let target = |i: usize| if counted[i] { tokens[i] } else { IGNORE_TARGET };
         self.targets.extend((1..=last).map(target));
@@ -204,9 +220,21 @@ impl Conversations {
     }
 }
 
+/// Tokens of a line.
+#[derive(Default)]
+struct Encoded {
+    tokens: Vec<u32>,
+    /// For each token, true if the loss counts it.
+    counted: Vec<bool>,
+    /// Places of the tokens that end an answer.
+    ends: Vec<usize>,
+}
+
 /// Turns lines into tokens.
 struct Reader<'t> {
     file: String,
+    /// Name of the file without its folder.
+    name: String,
     tokenizer: &'t Tokenizer,
     /// Ids of added tokens, such as those that end a turn.
     added: BTreeSet<u32>,
@@ -251,18 +279,18 @@ impl Reader<'_> {
         for (number, line) in lines {
             all.counts.rendered += usize::from(matches!(line, Line::Messages(..)));
             let marked = mask::marked(line, &mut texts).map_err(|fault| self.fault(number, fault))?;
-            let (tokens, counted) = self.tokens(&marked)?;
-            all.push(&tokens, &counted, self.length);
+            let encoded = self.encoded(&marked)?;
+            all.push(&encoded, self.length, || format!("{}: line {number}", self.name));
         }
         Ok(())
     }
 
-    /// Tokenizes a text; returns its tokens, and for each if the loss counts it.
-    fn tokens(&self, marked: &Marked) -> Result<(Vec<u32>, Vec<bool>), DataError> {
+    /// Tokenizes a text.
+    fn encoded(&self, marked: &Marked) -> Result<Encoded, DataError> {
         let Marked { text, bos, spans } = marked;
         let encoded = self.tokenizer.encode_with_offsets(text, *bos)?;
         let mut tokens: Vec<u32> = encoded.iter().map(|(id, _)| *id).collect();
-        let mut counted = vec![false; tokens.len()];
+        let (mut counted, mut ends) = (vec![false; tokens.len()], Vec::new());
         for span in spans {
             // A token belongs to the part that its first byte lies in. The beginning of a text is inserted, without bytes.
             let inside = |(id, at): &(u32, Range<usize>)| {
@@ -275,6 +303,7 @@ impl Reader<'_> {
             let kept = places.iter().rposition(|&i| !blank(i) || self.added.contains(&tokens[i]));
             if let Some(kept) = kept.filter(|&kept| self.added.contains(&tokens[places[kept]])) {
                 places.truncate(kept + 1);
+                ends.push(places[kept]);
             }
             places.iter().for_each(|&i| counted[i] = true);
         }
@@ -288,7 +317,8 @@ impl Reader<'_> {
                 counted.push(false);
             }
             counted.last_mut().into_iter().for_each(|counted| *counted = true);
+            ends.push(tokens.len() - 1);
         }
-        Ok((tokens, counted))
+        Ok(Encoded { tokens, counted, ends })
     }
 }

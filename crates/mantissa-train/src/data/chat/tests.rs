@@ -202,11 +202,67 @@ fn long_lines_keep_their_beginning_and_lines_without_answers_are_left_out() {
     let read_all = read(Some(CHATML), &format!("{long}\n{late}"), 30).unwrap();
     assert_eq!(
         read_all.counts,
-        Counts { lines: 2, rendered: 2, cut: 2, left_out: 1, answer_tokens: read_all.counts.answer_tokens }
+        Counts {
+            lines: 2,
+            rendered: 2,
+            cut: 1,
+            too_long: 1,
+            answer_tokens: read_all.counts.answer_tokens,
+            ..lost(&long, &late)
+        }
     );
+    let first = |place: &Option<String>| place.clone().unwrap();
+    assert_eq!(first(&read_all.places.cut), "chat.jsonl: line 1");
+    assert_eq!(first(&read_all.places.too_long), "chat.jsonl: line 2");
     assert_eq!(read_all.line(0).0.len(), 30);
+    // With the length that the counts name, nothing is lost.
+    let whole = read(Some(CHATML), &format!("{long}\n{late}"), read_all.counts.longest).unwrap();
+    let Counts { cut, too_long, lost_tokens, ended, .. } = whole.counts;
+    assert_eq!((cut, too_long, lost_tokens, ended), (0, 0, 0, 2));
+    let less = read(Some(CHATML), &format!("{long}\n{late}"), read_all.counts.longest - 1).unwrap();
+    assert_eq!((less.counts.cut + less.counts.too_long, less.counts.lost_tokens), (1, 1));
     let error = read(Some(CHATML), &late, 30).unwrap_err().to_string();
     assert!(error.contains("expected a line with an answer within 30 tokens"), "{error}");
+}
+
+/// Losses of these two lines at a length of 30, counted on the whole lines.
+fn lost(long: &str, late: &str) -> Counts {
+    let whole = read(Some(CHATML), &format!("{long}\n{late}"), 5000).unwrap();
+    let beyond = |index: usize| whole.line(index).1[30..].to_vec();
+    let all = [beyond(0), beyond(1)].concat();
+    let longest = (0..2).map(|i| whole.line(i).0.len()).max().unwrap();
+    Counts {
+        lost_tokens: all.len() as u64,
+        lost_answer_tokens: all.iter().filter(|target| **target != IGNORE_TARGET).count() as u64,
+        longest,
+        ..Counts::default()
+    }
+}
+
+/// Tokens that follow the last answer are no loss, a cut first answer of two is, and a line of one token has no target.
+#[test]
+fn only_what_would_train_counts_as_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer(dir.path());
+    let two = messages(&[("user", "a"), ("assistant", "fox"), ("user", "b"), ("assistant", "slow dog")]);
+    let whole = read_with(&tokenizer, Some(CHATML), &two, 500).unwrap();
+    let needed = whole.counts.longest;
+    assert_eq!((needed, whole.counts.ended, whole.counts.lost_tokens), (whole.line(0).0.len(), 1, 0));
+    // The template's line break after the last answer lies beyond this length.
+    let exact = read_with(&tokenizer, Some(CHATML), &two, needed).unwrap();
+    assert_eq!((&exact, exact.places.cut.is_none()), (&whole, true));
+    // The last token that counts, the end of the second answer, is cut; the first answer still ends.
+    let cut = read_with(&tokenizer, Some(CHATML), &two, needed - 1).unwrap();
+    let Counts { cut: lines, lost_tokens, lost_answer_tokens, ended, .. } = cut.counts;
+    assert_eq!((lines, lost_tokens, lost_answer_tokens, ended), (1, 1, 1, 1));
+    // One answer whose end is cut never ends.
+    let one = messages(&[("user", "a"), ("assistant", "slow dog")]);
+    let length = read_with(&tokenizer, Some(CHATML), &one, 500).unwrap().counts.longest - 1;
+    assert_eq!(read_with(&tokenizer, Some(CHATML), &one, length).unwrap().counts.ended, 0);
+    // An answer of weight 0 after the one that counts is no loss.
+    let weighed = two.replace("\"slow dog\"", &format!("\"{}\", \"weight\": 0", "slow dog ".repeat(50)));
+    let kept = read_with(&tokenizer, Some(CHATML), &weighed, needed).unwrap();
+    assert_eq!((kept.counts.cut, kept.counts.lost_tokens, kept.counts.ended), (0, 0, 1));
 }
 
 /// The default template ends answers with the end-of-text token, and counts them only.
@@ -252,7 +308,8 @@ fn lines(count: usize) -> Conversations {
     for i in 0..count {
         let len = 2 + (i * 7 + i * i) % 20;
         let tokens: Vec<u32> = (0..len).map(|j| (i * 100 + j) as u32).collect();
-        lines.push(&tokens, &vec![true; len], 20);
+        let line = Encoded { tokens, counted: vec![true; len], ends: Vec::new() };
+        lines.push(&line, 20, String::new);
     }
     lines
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_jobs::json_lines;
+use mantissa_train::GemmState;
 use serde::Deserialize;
 
 use super::health::STEP;
@@ -33,6 +34,8 @@ struct Gemm {
     linear: String,
     gemm: String,
     sqnr_db: Option<f64>,
+    #[serde(default)]
+    state: Option<GemmState>,
 }
 
 /// Matmuls of each observed step.
@@ -73,7 +76,8 @@ impl Gemms {
         page.push(Html::heading("Matmuls"));
         page.push(Html::paragraph(
             "Signal-to-quantization-noise ratio (SQNR, dB) of some rows of the results of fprop (y), dgrad (dx) and wgrad (dw) \
-             against the same product in f32. Dark cells are the worst: at 0 dB the error is as large as the result.",
+             against the same product in f32. Dark cells are the worst: at 0 dB the error is as large as the result; dead is one through \
+             which nothing passes, because an operand is 0 throughout.",
         ));
         let label = format!("SQNR in dB by layer and matmul, step {step}");
         page.push(Html::subheading(&label));
@@ -102,7 +106,7 @@ impl Gemms {
                     kinds.push(kind);
                     kinds.len() - 1
                 });
-                let Some(cell) = cell(gemm, &format!("step {step}: ")) else { continue };
+                let cell = cell(gemm, &format!("step {step}: "));
                 worse(cells.entry((row, column)).or_insert_with(|| cell.clone()), cell);
             }
         }
@@ -139,11 +143,20 @@ impl Gemms {
     }
 }
 
-/// Cell of a matmul: dark where the SQNR is low.
-fn cell(gemm: &Gemm, before: &str) -> Option<Cell> {
-    let sqnr = gemm.sqnr_db?;
-    let title = format!("{before}{} {}: {sqnr:.1} dB", gemm.linear, gemm.gemm);
-    Some(Cell { value: -sqnr, text: format!("{sqnr:.0}"), title })
+/// Cell of a matmul: dark where the SQNR is low, darkest where nothing passes.
+fn cell(gemm: &Gemm, before: &str) -> Cell {
+    let (value, text, says) = match (gemm.sqnr_db, gemm.state) {
+        (_, Some(GemmState::Dead)) => {
+            (f64::INFINITY, "dead".to_owned(), "dead: an operand is 0 throughout".to_owned())
+        }
+        (Some(sqnr), _) => (-sqnr, format!("{sqnr:.0}"), format!("{sqnr:.1} dB")),
+        (None, Some(GemmState::NotFinite)) => {
+            (f64::INFINITY, "inf".to_owned(), "the result is not finite".to_owned())
+        }
+        (None, Some(GemmState::Exact)) => (f64::NEG_INFINITY, "=".to_owned(), "exact".to_owned()),
+        (None, _) => (f64::NEG_INFINITY, "–".to_owned(), "no figure: the compared rows are 0".to_owned()),
+    };
+    Cell { value, text, title: format!("{before}{} {}: {says}", gemm.linear, gemm.gemm) }
 }
 
 fn worse(held: &mut Cell, other: Cell) {
@@ -156,7 +169,7 @@ fn worse(held: &mut Cell, other: Cell) {
 fn map(label: &str, gemms: &[Gemm]) -> Option<Html> {
     let (mut columns, mut cells, mut outside) = (Vec::new(), BTreeMap::new(), Vec::new());
     for gemm in gemms {
-        let Some(cell) = cell(gemm, "") else { continue };
+        let cell = cell(gemm, "");
         let (layer, module) = place(&gemm.linear);
         let Some(layer) = layer else {
             outside.push(format!("{module} {} {}", gemm.gemm, cell.text));
@@ -199,10 +212,14 @@ fn map(label: &str, gemms: &[Gemm]) -> Option<Html> {
 fn worst(gemms: &[Gemm]) -> Table {
     let columns = [("linear layer", Align::Left), ("matmul", Align::Left), ("SQNR, dB", Align::Right)];
     let mut table = Table::new(columns);
-    let mut all: Vec<_> = gemms.iter().filter_map(|gemm| Some((gemm, gemm.sqnr_db?))).collect();
-    all.sort_by(|a, b| a.1.total_cmp(&b.1));
-    for (gemm, sqnr) in all.into_iter().take(WORST) {
-        table.row([gemm.linear.clone(), gemm.gemm.clone(), format!("{sqnr:.1}")]);
+    let figure = |gemm: &Gemm| match gemm.state {
+        Some(GemmState::Dead) => Some((f64::NEG_INFINITY, "dead".to_owned())),
+        _ => gemm.sqnr_db.map(|sqnr| (sqnr, format!("{sqnr:.1}"))),
+    };
+    let mut all: Vec<_> = gemms.iter().filter_map(|gemm| Some((gemm, figure(gemm)?))).collect();
+    all.sort_by(|a, b| a.1.0.total_cmp(&b.1.0));
+    for (gemm, (_, text)) in all.into_iter().take(WORST) {
+        table.row([gemm.linear.clone(), gemm.gemm.clone(), text]);
     }
     table
 }

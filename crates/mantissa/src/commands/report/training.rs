@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_jobs::json_lines;
+use mantissa_jobs::learning::{DeadParameter, Learning, Span};
 use mantissa_jobs::run_files::{self, LogLine, RunFile};
 use mantissa_store::{json, regular};
 use mantissa_train::scaling::ScaleEvent;
@@ -12,6 +13,7 @@ use super::experts::Routing;
 use super::gemms::Gemms;
 use super::health::{Health, STEP};
 use super::texts::name;
+use crate::commands::train::data;
 use crate::error::BadInput;
 use crate::output::{Align, Table, bytes, count, number};
 use crate::report::{Axis, Html, LineChart, Page, Series, pairs, table, tiles};
@@ -29,9 +31,15 @@ pub fn page(run: &Path) -> Result<(Page, String)> {
     let log = read_log(&run.join(run_files::LOG))?;
     let about = about(&run.join(run_files::RUN))?;
     let mut page = Page::new(&format!("Training run {}", name(run)));
-    let outcome = verdict(&log, about.as_ref());
+    let mut learning = Learning::default();
+    log.iter().for_each(|line| line.tell(&mut learning));
+    let outcome = verdict(&log, about.as_ref(), learning.summary().as_deref());
     page.push(Html::lead(&outcome));
     page.push(tiles(figures(&log, about.as_ref())));
+    if let Some(data) = about.as_ref().and_then(|about| about.data.as_ref()) {
+        page.push(Html::paragraph(&format!("Data: {}.", data::sentence(data))));
+    }
+    page.push(not_learning(&learning).unwrap_or_default());
     page.push(Html::heading("Training curves"));
     page.push(Html::grid(charts(&log)));
     page.push(scale_events(&log).unwrap_or_default());
@@ -87,10 +95,11 @@ fn read_text(path: &Path) -> Result<String> {
 }
 
 /// Returns the outcome in a sentence: steps, loss from start to end, skipped steps.
-fn verdict(log: &[LogLine], about: Option<&RunFile>) -> String {
+fn verdict(log: &[LogLine], about: Option<&RunFile>, failed: Option<&str>) -> String {
+    let but = failed.map_or_else(String::new, |failed| format!(", but {failed}"));
     let outcome = match about.map(|about| &about.outcome[..]) {
-        Some("done") => "Done".to_owned(),
-        Some("running") => "Running, or killed".to_owned(),
+        Some(run_files::DONE) => format!("Done{but}"),
+        Some("running") => format!("Running, or killed{but}"),
         Some(error) => format!("Stopped: {error}"),
         None => "Outcome not recorded".to_owned(),
     };
@@ -109,6 +118,20 @@ fn verdict(log: &[LogLine], about: Option<&RunFile>) -> String {
         "{outcome}: {}{of} steps; loss {:.3} → {:.3} nats/token; {skipped}.",
         last.step, first.loss, last.smoothed_loss
     )
+}
+
+/// Lists the parameters that had no gradient; `None` if all had one in every step.
+fn not_learning(learning: &Learning) -> Option<Html> {
+    let dead = learning.report(0).dead;
+    let columns =
+        [("parameter", Align::Left), ("steps", Align::Right), ("from", Align::Right), ("to", Align::Right)];
+    let mut list = Table::new(columns);
+    for DeadParameter { parameter, span } in &dead {
+        let Span { first_step, last_step, steps } = span;
+        list.row([parameter.clone(), steps.to_string(), first_step.to_string(), last_step.to_string()]);
+    }
+    let title = format!("Parameters with a gradient of 0 ({})", dead.len());
+    (!dead.is_empty()).then(|| Html::details(&title, [table(&title, &list)]))
 }
 
 /// Returns the main figures.

@@ -9,6 +9,7 @@ use anyhow::Result;
 use mantissa_jobs::Job;
 use mantissa_jobs::train::{AutopsyReport, TrainAutopsy};
 use mantissa_store::Paths;
+use mantissa_train::UpdateSize;
 use mantissa_train::autopsy::{Autopsy, Culprit, Verdict};
 
 use crate::context::Context;
@@ -92,10 +93,16 @@ fn of_culprit(out: &mut dyn Write, culprit: &Culprit) -> io::Result<()> {
     labelled(out, "fix", &format!("{}: {}{with}", set.join(" "), remedy.why))
 }
 
+/// Norm of an update over that of the weights at which small models learn.
+const USUAL: f64 = 0.01;
+
 /// Names what to do where no operand is at fault.
 fn hint(autopsy: &Autopsy) -> Option<String> {
     let before = autopsy.step.checked_sub(1).filter(|step| *step > 0);
     match autopsy.verdict {
+        Verdict::Rate => autopsy.update.map(|UpdateSize { lr, ratio, .. }| {
+            format!("lower the learning rate: --set optimizer.lr={}", number(Some(lr * USUAL / ratio), 1))
+        }),
         Verdict::Sound | Verdict::NotPrecision => Some(match before {
             Some(step) => format!(
                 "lower optimizer.lr, or look at the step before, whose update led here: --step {step}"

@@ -1,0 +1,415 @@
+//! What does not learn in a training run, step by step: for warnings when it happens, for the log, and for the outcome.
+//!
+//! A log line tells it only where it changed, so that a resumed run, the report and the autopsy read it from the log.
+
+use std::collections::BTreeMap;
+
+use mantissa_train::{LostOperand, StepHealth, StepSignals};
+use serde::{Deserialize, Serialize};
+
+/// Names of parameters and operands in a log line; more are counted only.
+const MOST_NAMED: usize = 1000;
+
+/// What does not learn from a step on, until another log line tells it anew.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NotLearning {
+    /// Number of parameters that train.
+    pub parameters: usize,
+    /// Number of them whose gradient is 0 throughout.
+    #[serde(default)]
+    pub without_gradient: usize,
+    /// Their names, in the order of the backward.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dead: Vec<String>,
+    /// Operands that lost their signal, in the order of the step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<LostOperand>,
+}
+
+/// Experts of a layer that no token has chosen so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnusedExperts {
+    /// Layer index.
+    pub layer: usize,
+    /// Indices of the experts.
+    pub experts: Vec<usize>,
+}
+
+/// What a log line tells of learning, and a warning if something ceased to learn for the first time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Change {
+    /// What does not learn, if that is other than in the step before.
+    pub not_learning: Option<NotLearning>,
+    /// Experts that no token has chosen so far, if these are others.
+    pub unused: Option<Vec<UnusedExperts>>,
+    /// What ceased to learn for the first time.
+    pub warning: Option<String>,
+}
+
+/// Steps in which a parameter had no gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Span {
+    /// The first of them.
+    pub first_step: u64,
+    /// The last of them.
+    pub last_step: u64,
+    /// Their number.
+    pub steps: u64,
+}
+
+/// Learning of a run so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Learning {
+    now: NotLearning,
+    /// Last step, steps, and those of them that updated the weights.
+    last: u64,
+    steps: u64,
+    updates: u64,
+    /// Steps in which each parameter had no gradient.
+    dead: BTreeMap<String, Span>,
+    /// Operands that lost their signal, with the first step.
+    lost: Vec<(u64, LostOperand)>,
+    unused: Option<Vec<UnusedExperts>>,
+}
+
+/// Parameter without a gradient.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeadParameter {
+    /// Name.
+    pub parameter: String,
+    /// Steps without a gradient.
+    #[serde(flatten)]
+    pub span: Span,
+}
+
+/// Learning of a run in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LearningReport {
+    /// Number of parameters that train.
+    pub parameters: usize,
+    /// Steps that updated the weights.
+    pub updates: u64,
+    /// Parameters that had no gradient in some steps.
+    pub dead: Vec<DeadParameter>,
+    /// Operands that lost their signal.
+    pub lost: Vec<LostOperand>,
+    /// Experts that no token chose in the run.
+    pub unused_experts: Vec<UnusedExperts>,
+}
+
+impl Learning {
+    /// Compares what the watch of step `step` saw with the step before. `health` is that of a step with telemetry, whose
+    /// findings hold until the next one.
+    pub fn observe(&self, step: u64, signals: &StepSignals, health: Option<&StepHealth>) -> Change {
+        let mut lost = signals.lost.clone();
+        let measured: Vec<LostOperand> = match health {
+            Some(health) => health.operands.iter().filter(|operand| operand.lost).map(lost_operand).collect(),
+            // What was lost entirely is looked for in every step.
+            None => {
+                self.now.lost.iter().filter(|lost| lost.sqnr_db.is_some_and(|db| db > 0.0)).cloned().collect()
+            }
+        };
+        for operand in measured {
+            match lost.iter_mut().find(|known| is_same(known, &operand)) {
+                Some(known) => known.sqnr_db = operand.sqnr_db,
+                None => lost.push(operand),
+            }
+        }
+        for operand in &mut lost {
+            // The ratio of the last measurement stays, so that steps without one are no change.
+            let before = self.now.lost.iter().find(|known| is_same(known, operand));
+            operand.sqnr_db = operand.sqnr_db.or(before.and_then(|before| before.sqnr_db));
+        }
+        lost.truncate(MOST_NAMED);
+        let mut dead = signals.dead.clone();
+        dead.truncate(MOST_NAMED);
+        let now =
+            NotLearning { parameters: signals.parameters, without_gradient: signals.dead.len(), dead, lost };
+        let unused = self.unused_after(signals);
+        Change {
+            warning: self.warning(step, &now),
+            not_learning: self.is_change(&now).then_some(now),
+            unused: unused.filter(|unused| self.unused.as_ref() != Some(unused)),
+        }
+    }
+
+    /// Adds a step of the log.
+    pub fn add(
+        &mut self,
+        step: u64,
+        updated: bool,
+        change: (Option<&NotLearning>, Option<&[UnusedExperts]>),
+    ) {
+        self.steps += 1;
+        self.last = step;
+        if let (Some(now), _) = change {
+            self.now = now.clone();
+        }
+        if let (_, Some(unused)) = change {
+            self.unused = Some(unused.to_vec());
+        }
+        if !updated {
+            return;
+        }
+        self.updates += 1;
+        for name in &self.now.dead {
+            let span =
+                self.dead.entry(name.clone()).or_insert(Span { first_step: step, last_step: step, steps: 0 });
+            (span.last_step, span.steps) = (step, span.steps + 1);
+        }
+        for operand in &self.now.lost {
+            if !self.lost.iter().any(|(_, known)| is_same(known, operand)) {
+                self.lost.push((step, operand.clone()));
+            }
+        }
+    }
+
+    /// True if something has no gradient, or lost its signal, in the last step.
+    pub fn is_failing(&self) -> bool {
+        !self.now.dead.is_empty() || !self.now.lost.is_empty()
+    }
+
+    /// Says in a sentence what did not learn; `None` if all did.
+    pub fn summary(&self) -> Option<String> {
+        let mut parts = Vec::new();
+        let all = self.now.parameters;
+        if self.steps > 0 && self.updates == 0 {
+            parts.push("no step updated the weights: every gradient overflowed".to_owned());
+        } else if let (now @ 1.., first) = (self.now.without_gradient, self.now.dead.first()) {
+            let first = first.map_or("", String::as_str);
+            let since = self.dead.get(first).map_or(self.last, |span| span.first_step);
+            parts.push(format!(
+                "{now} of {all} parameters stopped learning: their gradient is 0 in step {} (first: {first}, since step {since})",
+                self.last
+            ));
+        } else if let Some((name, span)) = self.dead.iter().max_by_key(|(_, span)| span.steps) {
+            parts.push(format!(
+                "{} of {all} parameters had a gradient of 0 at times (most often: {name}, in {} of {} steps)",
+                self.dead.len(),
+                span.steps,
+                self.updates
+            ));
+        }
+        parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
+        let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
+        if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {
+            parts.push(format!(
+                "no token chose {unused} experts in the run (first: expert {} of layer {})",
+                first.experts[0], first.layer
+            ));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
+    /// Returns the numbers of a run that trains so many `parameters`.
+    pub fn report(&self, parameters: usize) -> LearningReport {
+        let dead = self.dead.iter();
+        let dead = dead.map(|(name, span)| DeadParameter { parameter: name.clone(), span: *span });
+        LearningReport {
+            parameters,
+            updates: self.updates,
+            dead: dead.collect(),
+            lost: self.lost.iter().map(|(_, lost)| lost.clone()).collect(),
+            unused_experts: self
+                .unused
+                .iter()
+                .flatten()
+                .filter(|layer| !layer.experts.is_empty())
+                .cloned()
+                .collect(),
+        }
+    }
+
+    /// True if `now` is worth a log line: it is other than before, but for the ratios of operands.
+    fn is_change(&self, now: &NotLearning) -> bool {
+        let places = |state: &NotLearning| {
+            state.lost.iter().map(|lost| (lost.linear.clone(), lost.operand.clone())).collect::<Vec<_>>()
+        };
+        let found = |state: &NotLearning| state.without_gradient > 0 || !state.lost.is_empty();
+        (found(now) || found(&self.now))
+            && (now.without_gradient, &now.dead, places(now))
+                != (self.now.without_gradient, &self.now.dead, places(&self.now))
+    }
+
+    /// Experts that were chosen neither before nor in this step; `None` in a model without experts.
+    fn unused_after(&self, signals: &StepSignals) -> Option<Vec<UnusedExperts>> {
+        if signals.idle.is_empty() {
+            return None;
+        }
+        let left = |(layer, idle): &(usize, Vec<usize>)| {
+            let before = self.unused.iter().flatten().find(|unused| unused.layer == *layer);
+            let was_unused = |expert: &usize| {
+                self.unused.is_none() || before.is_some_and(|unused| unused.experts.contains(expert))
+            };
+            UnusedExperts { layer: *layer, experts: idle.iter().copied().filter(was_unused).collect() }
+        };
+        Some(signals.idle.iter().map(left).filter(|layer| !layer.experts.is_empty()).collect())
+    }
+
+    fn warning(&self, step: u64, now: &NotLearning) -> Option<String> {
+        let new: Vec<&String> = now.dead.iter().filter(|name| !self.dead.contains_key(*name)).collect();
+        let is_new = |lost: &&LostOperand| !self.lost.iter().any(|(_, known)| is_same(known, lost));
+        let lost: Vec<&LostOperand> = now.lost.iter().filter(is_new).collect();
+        let dead = new.first().map(|first| {
+            let count = if new.len() == now.dead.len() { now.without_gradient } else { new.len() };
+            format!("{count} of {} parameters have a gradient of 0 (first: {first})", now.parameters)
+        });
+        let parts: Vec<String> = dead.into_iter().chain(told_of_lost(&lost)).collect();
+        (!parts.is_empty()).then(|| format!("step {step}: {}", parts.join("; ")))
+    }
+}
+
+/// Says which operands lost their signal.
+fn told_of_lost(lost: &[&LostOperand]) -> Option<String> {
+    let first = lost.first()?;
+    let LostOperand { linear, operand, format, sqnr_db } = first;
+    let ratio = sqnr_db.map_or_else(String::new, |db| format!(", SQNR {db:.1} dB"));
+    let count = match lost.len() {
+        1 => "1 operand".to_owned(),
+        n => format!("{n} operands"),
+    };
+    Some(format!("{count} lost the signal in rounding (first: {linear}, {operand} in {format}{ratio})"))
+}
+
+fn is_same(a: &LostOperand, b: &LostOperand) -> bool {
+    (&a.linear, &a.operand) == (&b.linear, &b.operand)
+}
+
+fn lost_operand(health: &mantissa_train::OperandHealth) -> LostOperand {
+    LostOperand {
+        linear: health.linear.clone(),
+        operand: health.operand.to_owned(),
+        format: health.format.clone(),
+        sqnr_db: health.sqnr_db,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn signals(dead: &[&str]) -> StepSignals {
+        let dead = dead.iter().map(|name| (*name).to_owned()).collect();
+        StepSignals { parameters: 5, dead, ..StepSignals::default() }
+    }
+
+    /// Runs steps and returns the learning with the warnings and the number of log lines that tell something.
+    fn run(steps: &[StepSignals]) -> (Learning, Vec<String>, usize) {
+        let (mut learning, mut warnings, mut lines) = (Learning::default(), Vec::new(), 0);
+        for (i, signals) in steps.iter().enumerate() {
+            let step = i as u64 + 1;
+            let change = learning.observe(step, signals, None);
+            warnings.extend(change.warning);
+            lines += usize::from(change.not_learning.is_some());
+            learning.add(step, true, (change.not_learning.as_ref(), change.unused.as_deref()));
+        }
+        (learning, warnings, lines)
+    }
+
+    #[test]
+    fn a_run_that_learns_says_nothing() {
+        let (learning, warnings, lines) = run(&[signals(&[]), signals(&[])]);
+        assert_eq!((learning.summary(), warnings.len(), lines), (None, 0, 0));
+        assert_eq!(learning.report(5).updates, 2);
+    }
+
+    #[test]
+    fn each_parameter_is_warned_of_once_and_the_log_tells_changes_only() {
+        let (learning, warnings, lines) =
+            run(&[signals(&["b", "a"]), signals(&["b", "a"]), signals(&["c", "b", "a"]), signals(&["b"])]);
+        assert_eq!(
+            warnings,
+            [
+                "step 1: 2 of 5 parameters have a gradient of 0 (first: b)",
+                "step 3: 1 of 5 parameters have a gradient of 0 (first: c)"
+            ]
+        );
+        assert_eq!(lines, 3);
+        let summary = learning.summary().unwrap();
+        assert!(
+            summary.starts_with("1 of 5 parameters stopped learning")
+                && summary.ends_with("(first: b, since step 1)"),
+            "{summary}"
+        );
+        let spans: Vec<_> =
+            learning.report(5).dead.iter().map(|dead| (dead.parameter.clone(), dead.span.steps)).collect();
+        assert_eq!(spans, [("a".to_owned(), 3), ("b".to_owned(), 4), ("c".to_owned(), 1)]);
+    }
+
+    /// A gradient that came back is told too, in other words.
+    #[test]
+    fn parameters_that_learn_again_are_told() {
+        let (learning, ..) = run(&[signals(&["a"]), signals(&["a"]), signals(&[])]);
+        let summary = learning.summary().unwrap();
+        assert_eq!(
+            summary,
+            "1 of 5 parameters had a gradient of 0 at times (most often: a, in 2 of 3 steps)"
+        );
+        assert!(!learning.is_failing());
+    }
+
+    #[test]
+    fn a_run_that_skipped_every_step_learned_nothing() {
+        let mut learning = Learning::default();
+        (1..4).for_each(|step| learning.add(step, false, (None, None)));
+        assert!(learning.summary().unwrap().starts_with("no step updated the weights"));
+    }
+
+    #[test]
+    fn experts_that_were_chosen_once_are_used() {
+        let of = |idle: &[usize]| StepSignals { idle: vec![(1, idle.to_vec())], ..signals(&[]) };
+        let (learning, warnings, _) = run(&[of(&[0, 2, 3]), of(&[1, 2]), of(&[0, 1, 2, 3])]);
+        assert_eq!(learning.report(5).unused_experts, [UnusedExperts { layer: 1, experts: vec![2] }]);
+        assert_eq!(
+            learning.summary().unwrap(),
+            "no token chose 1 experts in the run (first: expert 2 of layer 1)"
+        );
+        assert!(warnings.is_empty());
+        let (learning, ..) = run(&[of(&[0, 2, 3]), of(&[1])]);
+        assert_eq!(learning.summary(), None);
+    }
+
+    /// What telemetry measured holds until the next measurement; what became 0 is seen in every step.
+    #[test]
+    fn lost_operands_stay_between_measurements() {
+        let lost = |sqnr_db| LostOperand {
+            linear: "m.q".to_owned(),
+            operand: "fprop x".to_owned(),
+            format: "int8-tensor".to_owned(),
+            sqnr_db,
+        };
+        let health = |lost: bool| StepHealth {
+            step: 1,
+            weights: Vec::new(),
+            operands: vec![mantissa_train::OperandHealth {
+                linear: "m.q".to_owned(),
+                operand: "fprop x",
+                format: "int8-tensor".to_owned(),
+                amax: Some(1.0),
+                underflowed: 0.9,
+                saturated: 0.0,
+                sqnr_db: Some(0.4),
+                lost,
+            }],
+            experts: Vec::new(),
+            gemms: Vec::new(),
+        };
+        let mut learning = Learning::default();
+        let mut step = |n: u64, health: Option<&StepHealth>| {
+            let change = learning.observe(n, &signals(&[]), health);
+            learning.add(n, true, (change.not_learning.as_ref(), None));
+            (change.not_learning.map(|now| now.lost), change.warning.is_some())
+        };
+        assert_eq!(step(1, Some(&health(true))), (Some(vec![lost(Some(0.4))]), true));
+        assert_eq!(step(2, None), (None, false), "unchanged");
+        assert_eq!(step(3, Some(&health(false))), (Some(Vec::new()), false));
+        assert_eq!(step(4, None), (None, false));
+        assert!(
+            learning
+                .summary()
+                .unwrap()
+                .contains("1 operand lost the signal in rounding (first: m.q, fprop x")
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! Operands that lose their signal when they are rounded.
+//!
+//! Two observers find them. In every step, each quantized operand is compared with 0 ([`LostSignals`]): the first value that
+//! is not 0 ends the comparison, so it costs nothing where an operand is sound. A step with telemetry has the
+//! signal-to-quantization-noise ratio of every rounding.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use mantissa_model::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+use super::{OperandKind, OperandPlace, Operator, lock, operator};
+use crate::policy::{Gemm, Policy, Side};
+
+/// Signal-to-quantization-noise ratio in dB up to which an operand has lost its signal. At 0 dB the error is as large as
+/// the operand: zeros in its place would be no worse. The coarsest formats that train, of 2 bits and ternary, keep
+/// 3 dB and more.
+pub const LOST_DB: f64 = 1.0;
+
+/// Share of the non-zero values of an operand in a plain dtype from which on, if they become 0, its signal is lost. Values
+/// that stay are 20 dB above the others at least, where 1 in 100 is left.
+pub const LOST_SHARE: f64 = 0.99;
+
+/// Operand that lost its signal when it was rounded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LostOperand {
+    /// Module name of the linear layer; of an input that several read, the first.
+    pub linear: String,
+    /// Product and operand, such as `dgrad dy`.
+    pub operand: String,
+    /// Its format.
+    pub format: String,
+    /// Signal-to-quantization-noise ratio in dB; absent if it was not measured, because every value became 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sqnr_db: Option<f64>,
+}
+
+/// Quantized operands of a step that are 0 throughout, though what they were made from is not.
+#[derive(Debug, Default)]
+pub(crate) struct LostSignals(Mutex<BTreeSet<OperandPlace>>);
+
+impl LostSignals {
+    /// Forgets all.
+    pub(crate) fn clear(&self) {
+        lock(&self.0).clear();
+    }
+
+    /// Notes that the operand at `place` became 0.
+    pub(crate) fn note(&self, place: OperandPlace) {
+        lock(&self.0).insert(place);
+    }
+
+    /// Lists the operands under `policy` in the order of a step.
+    pub(crate) fn operands(&self, policy: &Policy, config: &ModelConfig) -> Vec<LostOperand> {
+        let mut places: Vec<OperandPlace> = lock(&self.0).iter().copied().collect();
+        places.sort_by_key(|&(layer, kind, gemm, side)| (order(gemm, layer), kind, gemm, side));
+        let lost = |&(layer, kind, gemm, side): &OperandPlace| {
+            let at = operator((layer, kind));
+            let linear = match at {
+                Operator::Linear(layer, _) => policy.linear_of(layer, config.num_hidden_layers),
+                _ => std::borrow::Cow::Borrowed(&policy.head),
+            };
+            let (operand, product) = of_side(gemm, side);
+            let (name, rounded) = operand.products(&linear)[product];
+            let format = rounded.scheme.to_string();
+            LostOperand { linear: at.module(config), operand: name.to_owned(), format, sqnr_db: None }
+        };
+        places.iter().map(lost).collect()
+    }
+}
+
+/// Orders matmuls as a step runs them: the forward from the first layer on, then the backward from the last one on.
+pub(super) fn order(gemm: Gemm, layer: usize) -> (bool, usize) {
+    match gemm {
+        Gemm::Fprop => (false, layer),
+        Gemm::Dgrad | Gemm::Wgrad => (true, usize::MAX - layer),
+    }
+}
+
+/// Returns the operand at a side of a matmul, and its index in [`OperandKind::products`].
+pub(super) fn of_side(gemm: Gemm, side: Side) -> (OperandKind, usize) {
+    match (gemm, side) {
+        (Gemm::Fprop, Side::Left) => (OperandKind::X, 0),
+        (Gemm::Wgrad, Side::Right) => (OperandKind::X, 1),
+        (Gemm::Fprop, Side::Right) => (OperandKind::W, 0),
+        (Gemm::Dgrad, Side::Right) => (OperandKind::W, 1),
+        (Gemm::Dgrad, Side::Left) => (OperandKind::Dy, 0),
+        (Gemm::Wgrad, Side::Left) => (OperandKind::Dy, 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mantissa_model::LinearKind;
+
+    use super::*;
+    use crate::health::tests::config;
+
+    #[test]
+    fn operands_are_listed_in_the_order_of_a_step() {
+        let (lost, policy) = (LostSignals::default(), Policy::fp32());
+        for (layer, gemm, side) in [
+            (0, Gemm::Dgrad, Side::Left),
+            (3, Gemm::Wgrad, Side::Left),
+            (2, Gemm::Fprop, Side::Right),
+            (1, Gemm::Fprop, Side::Left),
+        ] {
+            lost.note((layer, LinearKind::Down, gemm, side));
+            lost.note((layer, LinearKind::Down, gemm, side));
+        }
+        let found = lost.operands(&policy, &config());
+        let named: Vec<_> = found.iter().map(|lost| (lost.linear.as_str(), lost.operand.as_str())).collect();
+        assert_eq!(
+            named,
+            [
+                ("model.layers.1.mlp.down_proj", "fprop x"),
+                ("model.layers.2.mlp.down_proj", "fprop w"),
+                ("model.layers.3.mlp.down_proj", "wgrad dy"),
+                ("model.layers.0.mlp.down_proj", "dgrad dy"),
+            ]
+        );
+        lost.clear();
+        assert!(lost.operands(&policy, &config()).is_empty());
+    }
+}

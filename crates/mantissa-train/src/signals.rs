@@ -1,0 +1,73 @@
+//! What does not learn in a step: parameters without a gradient, operands without a signal, experts without tokens.
+//!
+//! A gradient that is 0 throughout is looked for in every step; the first value that is not 0 ends the search in a tensor, so
+//! it costs nothing where a model learns. Not dead are
+//! - the rows of an embedding or of learned positions that a step does not see: one row with a gradient is enough;
+//! - one matrix of an adapter while the other is 0, as B is at the start: the gradient of A is a product with B;
+//! - the weights of an expert that no token chose in the step;
+//! - frozen parameters, which have no gradient.
+
+use mantissa_model::Role;
+
+use crate::health::LostOperand;
+use crate::lora::{A, B};
+use crate::model::TrainModel;
+use crate::param_table::ParamInfo;
+
+/// What did not learn in a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepSignals {
+    /// Number of parameters that train.
+    pub parameters: usize,
+    /// Parameters whose gradient is 0 throughout, in the order of the backward.
+    pub dead: Vec<String>,
+    /// Quantized operands that became 0 when they were rounded, in the order of the step.
+    pub lost: Vec<LostOperand>,
+    /// Layers with experts, each with those that no token chose.
+    pub idle: Vec<(usize, Vec<usize>)>,
+}
+
+impl TrainModel {
+    /// Looks at the gradients, operands and routing of the step before its update.
+    pub(crate) fn signals(&self) -> StepSignals {
+        let trained = || self.params.table().iter().filter(|param| self.grads.holds(&param.range));
+        let dead = trained().filter(|param| self.is_dead(param));
+        let mut dead: Vec<String> = dead.map(|param| param.tensor.name.clone()).collect();
+        dead.reverse();
+        let idle = self.routed.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty());
+        let idle = idle.map(|(layer, tokens)| {
+            (layer, (0..tokens.len()).filter(|&expert| tokens[expert] == 0).collect())
+        });
+        StepSignals {
+            parameters: trained().count(),
+            dead,
+            lost: self.lost.operands(&self.options.policy, &self.config),
+            idle: idle.collect(),
+        }
+    }
+
+    /// True if the gradient of a parameter that trains is 0 throughout, and should not be.
+    fn is_dead(&self, param: &ParamInfo) -> bool {
+        self.grads.get(param.range.clone()).is_zero()
+            && !self.is_of_idle_expert(param)
+            && !self.waits_for_partner(&param.tensor.name)
+    }
+
+    /// True if the parameter belongs to an expert that no token chose.
+    fn is_of_idle_expert(&self, param: &ParamInfo) -> bool {
+        let (Role::Linear { layer, kind } | Role::Bias { layer, kind }) = param.tensor.role else {
+            return false;
+        };
+        let tokens = kind.expert().and_then(|expert| self.routed.get(layer)?.get(usize::from(expert)));
+        tokens == Some(&0)
+    }
+
+    /// True if the parameter is a matrix of an adapter whose other matrix is 0.
+    fn waits_for_partner(&self, name: &str) -> bool {
+        let partner = [(A, B), (B, A)].into_iter().find_map(|(own, other)| {
+            let place = name.strip_suffix(own)?;
+            self.params.place(&format!("{place}{other}"))
+        });
+        partner.is_some_and(|partner| self.params.get(partner).is_zero())
+    }
+}
