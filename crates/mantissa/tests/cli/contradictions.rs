@@ -118,7 +118,8 @@ fn a_head_that_differs_is_used_whatever_the_config_says() {
     assert!((own - tied_nll).abs() > 0.1, "{own} {tied_nll}");
     model.config(tied(true));
     near(model.nll(), own);
-    near(model.nll_of(model.path(), "fast"), own);
+    let fast = model.nll_of(model.path(), "fast");
+    assert!((fast - own).abs() < 0.02 * own, "{fast} {own}");
     let said = stderr(&mantissa(&["eval", model.path(), "--tokens", &model.beside("w.json")]));
     assert!(said.contains("tie_word_embeddings: expected false, got true"), "{said}");
     let shown = succeed(&["inspect", model.path()]);
@@ -218,8 +219,9 @@ fn a_tied_head_stands_for_an_embedding_that_is_not_stored() {
         all.iter_mut().filter(|tensor| tensor.0 == EMBEDDING).for_each(|tensor| tensor.0 = HEAD.to_owned());
     });
     near(model.nll(), nll);
-    let said = succeed(&["inspect", model.path()]);
-    assert!(said.contains("tied head") && said.contains("the tied lm_head is read in its place"), "{said}");
+    let inspected = mantissa(&["inspect", model.path()]);
+    assert!(String::from_utf8_lossy(&inspected.stdout).contains("tied head"));
+    assert!(stderr(&inspected).contains("the tied lm_head is read in its place"), "{}", stderr(&inspected));
     let gguf = model.beside("m.gguf");
     succeed(&["convert", model.path(), "--format", "gguf", "--out", &gguf, "--quiet"]);
     near(model.nll_of(&gguf, "reference"), nll);
@@ -234,12 +236,9 @@ fn a_tied_head_stands_for_an_embedding_that_is_not_stored() {
 #[test]
 fn heads_of_multimodal_models_are_compared_at_their_place() {
     let model = Model::tiny("gemma3-vision");
-    let names = File::open(&model.dir.join("model.safetensors")).names();
-    let embedding = names.iter().find(|name| name.ends_with("embed_tokens.weight")).unwrap();
-    let head = match embedding.starts_with("language_model.") {
-        true => "language_model.lm_head.weight",
-        false => HEAD,
-    };
+    let head = "language_model.lm_head.weight";
+    let embedding = "language_model.model.embed_tokens.weight";
+    model.tensors(|all| all.retain(|tensor| tensor.0 != head)).config(tied(true));
     let nll = model.nll();
     model.head(head, embedding, false);
     near(model.nll(), nll);
@@ -483,8 +482,8 @@ fn quantization_is_found_where_the_config_has_it() {
         config["text_config"] = json!({ "quantization_config": other });
     });
     near(model.nll(), nll);
-    let shown = succeed(&["inspect", model.path()]);
-    assert!(shown.contains("quantization_config and text_config.quantization_config differ"), "{shown}");
+    let said = stderr(&mantissa(&["inspect", model.path()]));
+    assert!(said.contains("quantization_config and text_config.quantization_config differ"), "{said}");
 }
 
 #[test]
