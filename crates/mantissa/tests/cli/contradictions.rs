@@ -435,6 +435,8 @@ fn a_hostile_pattern_ends_in_time() {
     let began = std::time::Instant::now();
     near(model.nll(), nll);
     assert!(began.elapsed().as_secs() < 60);
+    let shown = succeed(&["inspect", model.path()]);
+    assert!(shown.contains("takes too many steps: it is not followed"), "{shown}");
     model.config(|config| config["quantization_config"]["ignore"] = json!(["re:("]));
     let line = fail(2, &["inspect", model.path()]);
     assert!(line.contains("expected a regular expression"), "{line}");
