@@ -123,6 +123,7 @@ fn a_head_that_differs_is_used_whatever_the_config_says() {
     let said = stderr(&mantissa(&["eval", model.path(), "--tokens", &model.beside("w.json")]));
     assert!(said.contains("tie_word_embeddings: expected false, got true"), "{said}");
     let shown = succeed(&["inspect", model.path()]);
+    let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         shown.contains("own head") && shown.contains("lm_head differs from model.embed_tokens"),
         "{shown}"
@@ -230,7 +231,7 @@ fn a_tied_head_stands_for_an_embedding_that_is_not_stored() {
     let written = File::open(&Path::new(&out).join("model.safetensors"));
     assert!(written.has(EMBEDDING) && !written.has(HEAD));
     model.config(tied(false));
-    assert!(fail(2, &["run", model.path(), "-p", "a"]).contains(EMBEDDING));
+    assert!(fail(2, &["eval", model.path(), "--tokens", &model.beside("w.json")]).contains(EMBEDDING));
 }
 
 #[test]
@@ -243,12 +244,13 @@ fn heads_of_multimodal_models_are_compared_at_their_place() {
     model.head(head, embedding, false);
     near(model.nll(), nll);
     assert!(succeed(&["inspect", model.path()]).contains("tied head"));
+    // The rows of other tokens.
     model.tensors(|all| {
-        all.iter_mut().filter(|tensor| tensor.0 == head).for_each(|tensor| {
-            tensor.3 = le(&values(tensor.3.len() / 4));
-        })
+        let tensor = all.iter_mut().find(|tensor| tensor.0 == head).unwrap();
+        let row = tensor.3.len() / tensor.2[0];
+        tensor.3.rotate_left(7 * row);
     });
-    assert!((model.nll() - nll).abs() > 0.1);
+    assert!((model.nll() - nll).abs() > 1e-3);
     let out = model.beside("out");
     succeed(&["quantize", model.path(), "--recipe", "rtn-int8-channel", "--out", &out, "--quiet"]);
     assert_eq!(Model::read_config(&out)["tie_word_embeddings"], json!(false));
