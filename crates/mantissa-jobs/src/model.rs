@@ -24,10 +24,12 @@ pub fn open(path: &Path, host: &Host) -> Result<ModelFiles> {
     let files = open_quietly(path)?;
     // Names are counted after the headers are read: those of a hundred thousand tensors take memory.
     host.require_more_memory(&path.display().to_string(), 0)?;
+    // Patterns that take too many steps are noted once they were tried.
+    let differences = config_notes(&files);
     let notes: Vec<_> = interrupted(path)
         .into_iter()
         .chain(files.notes())
-        .chain(config_notes(&files))
+        .chain(differences)
         .chain(files.checkpoint().warnings().iter().cloned())
         .collect();
     host.warn_all(&notes)?;

@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::loaded::ModelUse;
 use crate::measured_text::MeasuredText;
-use crate::model::{ModelPath, open_quietly};
+use crate::model::{ModelPath, no_adapter, open_quietly};
 use crate::progress::Unit;
 use crate::signature;
 
@@ -87,6 +87,9 @@ impl Job for Verify {
     /// # Errors
     /// Unreadable input; a text other than that of the recorded figures; a key that is none.
     fn run(&self, host: &Host) -> Result<Verification> {
+        if let Some(error) = self.models().find_map(|model| no_adapter(model)) {
+            return Err(error.into());
+        }
         let sequences = self.text.sequences(&self.model, false, host)?;
         if let Some(needs) = self.needed(host) {
             host.require_memory("verify", needs)?;

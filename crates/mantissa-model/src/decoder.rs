@@ -326,7 +326,10 @@ mod tests {
                 part.tensors.remove(name);
                 let error = Decoder::load(&part).map(|_| ()).unwrap_err();
                 assert!(
-                    matches!(&error, LoadError::MissingTensor { tensor, .. } if tensor == name),
+                    matches!(
+                        &error,
+                        LoadError::MissingTensor { tensor, .. } | LoadError::NoHead { tensor, .. } if tensor == name
+                    ),
                     "{error}"
                 );
             }

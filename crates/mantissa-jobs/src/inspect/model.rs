@@ -50,7 +50,8 @@ impl Model {
 
     pub(crate) fn notes(&self) -> Vec<String> {
         match self {
-            Model::Known(files) => files.notes().into_iter().chain(config_notes(files)).collect(),
+            // Patterns that take too many steps are noted once they were tried.
+            Model::Known(files) => config_notes(files).into_iter().chain(files.notes()).collect(),
             Model::Raw(_) => Vec::new(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_model::{Buffers, ModelConfig, Tokenizer, load_config};
+use mantissa_model::{Buffers, ModelConfig, Tokenizer, load_config, untie};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Manifest, hash_file, json, regular};
 use mantissa_train::config::RunConfig;
@@ -69,6 +69,11 @@ impl Setup {
         host: &Host,
     ) -> Result<Self> {
         let (mut config_json, place) = architecture(settings, file, base)?;
+        let adapts = settings.adapter.is_some();
+        let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir), adapts)).transpose()?;
+        if let Some(files) = init.as_ref().filter(|_| settings.model.config.is_none()) {
+            config_json = of_weights(files, config_json)?;
+        }
         let read =
             |json: &Value| ModelConfig::from_json(json, &place).map_err(mantissa_model::LoadError::from);
         let mut config = read(&config_json)?;
@@ -87,8 +92,6 @@ impl Setup {
         let tokenizer = tokenizer(&vocabulary.dir, host)?;
         let has_default = tokenizer.chat_template().is_none() && settings.model.init.is_some();
         let dialogue = has_default.then(|| DefaultTemplate::dialogue(&tokenizer)).transpose()?;
-        let adapts = settings.adapter.is_some();
-        let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir), adapts)).transpose()?;
         // Settings were validated, so neither default is used.
         let policy = settings.policy().unwrap_or_default();
         let options = Options {
@@ -239,6 +242,16 @@ fn architecture(settings: &RunConfig, file: &str, base: &Path) -> Result<(Value,
     }
     let path = settings.model_config(base);
     Ok((json::read_strict(&path, MAX_CONFIG, "a model's config.json")?, path.display().to_string()))
+}
+
+/// Returns the configuration of the initial model, `config`, as its weights show it: with a head of its own if it has one.
+fn of_weights(files: &ModelFiles, config: Value) -> Result<Value> {
+    let mut config = files.config().cloned().unwrap_or(config);
+    let shown = load_config(files)?;
+    if shown.states_tied && !shown.tie_word_embeddings {
+        untie(&mut config);
+    }
+    Ok(config)
 }
 
 /// Sets the vocabulary of a tokenizer that was trained on the data.

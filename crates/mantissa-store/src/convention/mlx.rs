@@ -15,6 +15,7 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree, Scheme, minifloat};
 use serde_json::{Value, json};
 
+use super::pattern::spellings;
 use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
@@ -91,11 +92,12 @@ impl Config {
     fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let (codes_name, scales_name, biases_name) = (name("weight"), name("scales"), name("biases"));
-        let layer = self.layers.get(module).copied().unwrap_or(Some(self.default));
-        let Some(layer) = layer.filter(|_| files.meta(&codes_name).is_ok_and(|m| m.dtype == Dtype::U32))
-        else {
+        if !files.meta(&codes_name).is_ok_and(|meta| meta.dtype == Dtype::U32) {
             return files.dense_without(module, "scales", rows, cols);
-        };
+        }
+        let own = || spellings(module).iter().find_map(|name| self.layers.get(name).copied());
+        let stated = self.layers.get(module).copied().or_else(own);
+        let layer = stated.flatten().unwrap_or(self.default);
         let fits = |n: usize, unit: usize| n.is_multiple_of(unit);
         if !fits(cols * layer.bits as usize, 32) || !fits(cols, layer.group as usize) {
             let allowed = "rows of whole words and groups";

@@ -1,5 +1,6 @@
 //! Patterns and spellings by which configurations name modules.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,14 +58,11 @@ impl Pattern {
 
 /// Modules that a list of a configuration names, usually those left unquantized.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Skipped(Vec<Entry>);
-
-#[derive(Clone, Debug)]
-enum Entry {
-    /// A part of names.
-    Name(String),
-    /// A pattern for the start of names, or one with wildcards for whole names.
-    Pattern(Pattern),
+pub(super) struct Skipped {
+    /// Parts of names.
+    names: HashSet<String>,
+    /// Patterns for the start of names, or with wildcards for whole names.
+    patterns: Vec<Pattern>,
 }
 
 impl Skipped {
@@ -72,38 +70,35 @@ impl Skipped {
     /// has a part so; `*` stands for any characters, and `re:` begins a regular expression. Entries that cannot be read
     /// name nothing: the tensors decide.
     pub(super) fn parse(value: &Value, keys: &[&str]) -> Self {
+        let mut skipped = Skipped::default();
         let lists = keys.iter().filter_map(|key| value.get(key)?.as_array()).flatten();
-        let entry = |text: &str| match text.strip_prefix("re:") {
-            Some(pattern) => Pattern::of_start(pattern).ok().map(Entry::Pattern),
-            None if text.contains('*') => {
+        for text in lists.filter_map(Value::as_str) {
+            if let Some(pattern) = text.strip_prefix("re:") {
+                skipped.patterns.extend(Pattern::of_start(pattern));
+            } else if text.contains('*') {
                 let parts: Vec<_> = text.split('*').map(regex::escape).collect();
-                Pattern::new(&format!("^{}$", parts.join(".*"))).ok().map(Entry::Pattern)
+                skipped.patterns.extend(Pattern::new(&format!("^{}$", parts.join(".*"))));
+            } else {
+                skipped.names.insert(text.trim_matches('.').to_owned());
             }
-            None => Some(Entry::Name(text.to_owned())),
-        };
-        Skipped(lists.filter_map(Value::as_str).filter_map(entry).collect())
+        }
+        skipped
     }
 
     /// True if there are no entries.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.names.is_empty() && self.patterns.is_empty()
     }
 
-    /// True if an entry names `module`.
+    /// True if an entry names `module`: it is one or several of the parts between its dots, or a pattern matches.
     pub(super) fn has(&self, module: &str) -> bool {
-        self.0.iter().any(|entry| match entry {
-            Entry::Pattern(pattern) => pattern.is_match(module),
-            Entry::Name(name) => is_part(module, name),
-        })
+        let starts = std::iter::once(0).chain(module.match_indices('.').map(|(at, _)| at + 1));
+        let ends = |from: usize| {
+            module[from..].match_indices('.').map(move |(at, _)| from + at).chain([module.len()])
+        };
+        let mut parts = starts.flat_map(|from| ends(from).map(move |to| &module[from..to]));
+        parts.any(|part| self.names.contains(part)) || self.patterns.iter().any(|p| p.is_match(module))
     }
-}
-
-/// True if `part` is one or several of the parts of `module` between dots.
-fn is_part(module: &str, part: &str) -> bool {
-    let part = part.trim_matches('.');
-    let is_end = |at: usize| at == 0 || at == module.len() || module.as_bytes()[at] == b'.';
-    let starts = module.match_indices(part).map(|(at, _)| at);
-    !part.is_empty() && starts.into_iter().any(|at| (at == 0 || is_end(at - 1)) && is_end(at + part.len()))
 }
 
 /// Prefixes of a text model's modules within larger models, by tool and version.

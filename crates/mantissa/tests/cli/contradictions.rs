@@ -118,10 +118,12 @@ fn a_head_that_differs_is_used_whatever_the_config_says() {
     assert!((own - tied_nll).abs() > 0.1, "{own} {tied_nll}");
     model.config(tied(true));
     near(model.nll(), own);
-    near(model.nll_of(model.path(), "fast"), own);
+    let fast = model.nll_of(model.path(), "fast");
+    assert!((fast - own).abs() < 0.02 * own, "{fast} {own}");
     let said = stderr(&mantissa(&["eval", model.path(), "--tokens", &model.beside("w.json")]));
     assert!(said.contains("tie_word_embeddings: expected false, got true"), "{said}");
     let shown = succeed(&["inspect", model.path()]);
+    let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         shown.contains("own head") && shown.contains("lm_head differs from model.embed_tokens"),
         "{shown}"
@@ -218,8 +220,9 @@ fn a_tied_head_stands_for_an_embedding_that_is_not_stored() {
         all.iter_mut().filter(|tensor| tensor.0 == EMBEDDING).for_each(|tensor| tensor.0 = HEAD.to_owned());
     });
     near(model.nll(), nll);
-    let said = succeed(&["inspect", model.path()]);
-    assert!(said.contains("tied head") && said.contains("the tied lm_head is read in its place"), "{said}");
+    let inspected = mantissa(&["inspect", model.path()]);
+    assert!(String::from_utf8_lossy(&inspected.stdout).contains("tied head"));
+    assert!(stderr(&inspected).contains("the tied lm_head is read in its place"), "{}", stderr(&inspected));
     let gguf = model.beside("m.gguf");
     succeed(&["convert", model.path(), "--format", "gguf", "--out", &gguf, "--quiet"]);
     near(model.nll_of(&gguf, "reference"), nll);
@@ -228,28 +231,26 @@ fn a_tied_head_stands_for_an_embedding_that_is_not_stored() {
     let written = File::open(&Path::new(&out).join("model.safetensors"));
     assert!(written.has(EMBEDDING) && !written.has(HEAD));
     model.config(tied(false));
-    assert!(fail(2, &["run", model.path(), "-p", "a"]).contains(EMBEDDING));
+    assert!(fail(2, &["eval", model.path(), "--tokens", &model.beside("w.json")]).contains(EMBEDDING));
 }
 
 #[test]
 fn heads_of_multimodal_models_are_compared_at_their_place() {
     let model = Model::tiny("gemma3-vision");
-    let names = File::open(&model.dir.join("model.safetensors")).names();
-    let embedding = names.iter().find(|name| name.ends_with("embed_tokens.weight")).unwrap();
-    let head = match embedding.starts_with("language_model.") {
-        true => "language_model.lm_head.weight",
-        false => HEAD,
-    };
+    let head = "language_model.lm_head.weight";
+    let embedding = "language_model.model.embed_tokens.weight";
+    model.tensors(|all| all.retain(|tensor| tensor.0 != head)).config(tied(true));
     let nll = model.nll();
     model.head(head, embedding, false);
     near(model.nll(), nll);
     assert!(succeed(&["inspect", model.path()]).contains("tied head"));
+    // The rows of other tokens.
     model.tensors(|all| {
-        all.iter_mut().filter(|tensor| tensor.0 == head).for_each(|tensor| {
-            tensor.3 = le(&values(tensor.3.len() / 4));
-        })
+        let tensor = all.iter_mut().find(|tensor| tensor.0 == head).unwrap();
+        let row = tensor.3.len() / tensor.2[0];
+        tensor.3.rotate_left(7 * row);
     });
-    assert!((model.nll() - nll).abs() > 0.1);
+    assert!((model.nll() - nll).abs() > 1e-3);
     let out = model.beside("out");
     succeed(&["quantize", model.path(), "--recipe", "rtn-int8-channel", "--out", &out, "--quiet"]);
     assert_eq!(Model::read_config(&out)["tie_word_embeddings"], json!(false));
@@ -436,6 +437,8 @@ fn a_hostile_pattern_ends_in_time() {
     let began = std::time::Instant::now();
     near(model.nll(), nll);
     assert!(began.elapsed().as_secs() < 60);
+    let shown = succeed(&["inspect", model.path()]);
+    assert!(shown.contains("takes too many steps: it is not followed"), "{shown}");
     model.config(|config| config["quantization_config"]["ignore"] = json!(["re:("]));
     let line = fail(2, &["inspect", model.path()]);
     assert!(line.contains("expected a regular expression"), "{line}");
@@ -483,8 +486,8 @@ fn quantization_is_found_where_the_config_has_it() {
         config["text_config"] = json!({ "quantization_config": other });
     });
     near(model.nll(), nll);
-    let shown = succeed(&["inspect", model.path()]);
-    assert!(shown.contains("quantization_config and text_config.quantization_config differ"), "{shown}");
+    let said = stderr(&mantissa(&["inspect", model.path()]));
+    assert!(said.contains("quantization_config and text_config.quantization_config differ"), "{said}");
 }
 
 #[test]

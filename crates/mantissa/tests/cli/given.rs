@@ -39,7 +39,6 @@ fn an_adapter_given_as_a_model_is_called_one() {
         vec!["diff", "demo", path, "-p", "x"],
         vec!["serve", path],
         vec!["finetune", path, "--data", &data, "--out", &out],
-        vec!["compare", path, "--recipe", "int8"],
     ] {
         let line = fail(2, &run);
         assert!(line.contains("got an adapter"), "{run:?}: {line}");
