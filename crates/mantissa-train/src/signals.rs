@@ -21,8 +21,11 @@ pub struct StepSignals {
     pub parameters: usize,
     /// Parameters whose gradient is 0 throughout, in the order of the backward.
     pub dead: Vec<String>,
-    /// Quantized operands that became 0 when they were rounded, in the order of the step.
+    /// Operands that lost their signal when they were rounded, in the order of the step: quantized ones that became 0, and in
+    /// a step with telemetry all others.
     pub lost: Vec<LostOperand>,
+    /// True in a step with telemetry.
+    pub measured: bool,
     /// Layers with experts, each with those that no token chose.
     pub idle: Vec<(usize, Vec<usize>)>,
 }
@@ -41,9 +44,15 @@ impl TrainModel {
         StepSignals {
             parameters: trained().count(),
             dead,
-            lost: self.lost.operands(&self.options.policy, &self.config),
+            lost: self.lost_operands(),
+            measured: false,
             idle: idle.collect(),
         }
+    }
+
+    /// Lists the operands that lost their signal so far in the step.
+    pub(crate) fn lost_operands(&self) -> Vec<LostOperand> {
+        self.lost.operands(&self.options.policy, &self.config)
     }
 
     /// True if the gradient of a parameter that trains is 0 throughout, and should not be.

@@ -201,6 +201,11 @@ impl Trainer {
         let report = self.counted_step(Some(&counts));
         let watch = std::mem::take(&mut self.model.watch);
         let report = report?;
+        watch.tell_lost(&self.model.lost);
+        let lost = self.model.lost_operands();
+        self.signals.iter_mut().for_each(|signals| {
+            (signals.measured, signals.lost) = (true, lost.clone());
+        });
         let operands = watch.operands(&self.model.options.policy, &self.model.config);
         let gemms = watch.gemms(&self.model.config);
         let updated = report.norm.is_some();
