@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use mantissa_store::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{fail, json as run_json, mantissa, root, sampled, stderr, succeed, text};
+use crate::support::{fail, json as run_json, mantissa, root, sampled, stderr, succeed, text, write};
 
 /// Settings of a short run of a model of four layers, or of a mixture of 16 experts.
 fn settings(dir: &Path, experts: bool) -> String {
@@ -138,11 +139,11 @@ fn a_run_whose_layers_stop_learning_says_so() {
 fn a_strict_run_ends_where_layers_stop_learning() {
     let temp = TempDir::new().unwrap();
     let config = settings(temp.path(), false);
-    // Length and text fit each other, so that nothing is lost of the data.
-    let tokens = done(&config, "fit", &[]).0["data"]["tokens"].as_u64().unwrap() - 1;
-    let length = (16..60).find(|length| tokens % length == 0).unwrap_or(1);
-    let length = format!("data.length={length}");
-    let set = [&UNSCALED[..], &[&length]].concat();
+    // Tokens that fill their windows, so that nothing is lost of the data.
+    let tokens = (0..32 * 80 + 1u16).flat_map(|i| (i % 61 * (i % 7 + 1) % 64).to_le_bytes()).collect();
+    write(&temp.path().join("exact.safetensors"), &[("tokens", Dtype::U16, &[32 * 80 + 1], tokens)]);
+    let exact = "data.files=[\"exact.safetensors\"]";
+    let set = [&UNSCALED[..], &[exact]].concat();
     let output = train(&config, "a", &set, &["--strict", "--quiet"]);
     let line = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{line}");
@@ -154,7 +155,7 @@ fn a_strict_run_ends_where_layers_stop_learning() {
     let report: Value = serde_json::from_slice(&resumed.stdout).unwrap();
     assert!(report["outcome"].as_str().unwrap().starts_with("done, but "), "{report}");
     assert_eq!((&report["steps"], &report["learning"]["updates"]), (&6.into(), &6.into()), "{report}");
-    assert!(train(&config, "sound", &[&length], &["--strict", "--quiet"]).status.success());
+    assert!(train(&config, "sound", &[exact], &["--strict", "--quiet"]).status.success());
 }
 
 /// Inputs, weights and gradients in formats that keep nothing of them; each is found where it is made.
