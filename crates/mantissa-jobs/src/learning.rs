@@ -187,8 +187,9 @@ impl Learning {
         parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
         let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
         if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {
+            let experts = if unused == 1 { "expert" } else { "experts" };
             parts.push(format!(
-                "no token chose {unused} experts in the run (first: expert {} of layer {})",
+                "no token chose {unused} {experts} in the run (first: expert {} of layer {})",
                 first.experts[0], first.layer
             ));
         }
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!(learning.report(5).unused_experts, [UnusedExperts { layer: 1, experts: vec![2] }]);
         assert_eq!(
             learning.summary().unwrap(),
-            "no token chose 1 experts in the run (first: expert 2 of layer 1)"
+            "no token chose 1 expert in the run (first: expert 2 of layer 1)"
         );
         assert!(warnings.is_empty());
         let (learning, ..) = run(&[of(&[0, 2, 3]), of(&[1])]);
