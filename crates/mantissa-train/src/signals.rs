@@ -5,7 +5,8 @@
 //! - the rows of an embedding or of learned positions that a step does not see: one row with a gradient is enough;
 //! - one matrix of an adapter while the other is 0, as B is at the start: the gradient of A is a product with B;
 //! - the weights of an expert that no token chose in the step;
-//! - frozen parameters, which have no gradient.
+//! - frozen parameters, which have no gradient;
+//! - anything in a step whose loss is 0, as of a student that still is its teacher: nothing is to be learned.
 
 use mantissa_model::Role;
 
@@ -31,10 +32,10 @@ pub struct StepSignals {
 }
 
 impl TrainModel {
-    /// Looks at the gradients, operands and routing of the step before its update.
-    pub(crate) fn signals(&self) -> StepSignals {
+    /// Looks at the gradients, operands and routing of a step with this `loss` before its update.
+    pub(crate) fn signals(&self, loss: f64) -> StepSignals {
         let trained = || self.params.table().iter().filter(|param| self.grads.holds(&param.range));
-        let dead = trained().filter(|param| self.is_dead(param));
+        let dead = trained().filter(|param| loss != 0.0 && self.is_dead(param));
         let mut dead: Vec<String> = dead.map(|param| param.tensor.name.clone()).collect();
         dead.reverse();
         let idle = self.routed.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty());

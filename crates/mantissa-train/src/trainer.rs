@@ -243,7 +243,7 @@ impl Trainer {
             self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
         let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
         // Before the update, which changes the weights.
-        let signals = self.model.signals();
+        let signals = self.model.signals(loss);
         let norm = match self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts) {
             Ok(norm) => Some(norm),
             Err(TrainError::NonFinite { .. }) => {

@@ -54,7 +54,7 @@ fn the_operand_at_fault_is_named_and_the_proposed_setting_helps() {
     let done = json(&["train", &config, "--json", "--quiet"]);
     let worst = &done["worst_gemms"][0];
     assert_eq!(
-        (&worst["gemm"], worst["sqnr_db"].as_f64().unwrap() < 3.0),
+        (&worst["gemm"], worst["state"] == "dead" || worst["sqnr_db"].as_f64().unwrap() < 3.0),
         (&"dgrad dx".into(), true),
         "{done}"
     );
