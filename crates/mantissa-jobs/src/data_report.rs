@@ -183,7 +183,7 @@ pub(crate) fn text_warnings(
         let predicted = (tokens - 1).saturating_sub(generated);
         let fix = match even_length(predicted, length, context as u64) {
             Some(length) => format!("--set data.length={length}, which leaves none"),
-            None => "leave out --strict, to train without them".to_owned(),
+            None => format!("leave out --strict, as no data.length near {length} leaves none"),
         };
         warnings.push(format!(
             "data.files: the last {left_over} of {tokens} tokens make no window of {length} tokens and are not trained on; \
@@ -193,10 +193,11 @@ pub(crate) fn text_warnings(
     warnings
 }
 
-/// Returns the length of windows nearest to `length` that divides `predicted` tokens: at least half, at most twice as long.
+/// Returns the length of windows nearest to `length` that divides `predicted` tokens: at least a quarter, at most four times
+/// as long.
 fn even_length(predicted: u64, length: u64, context: u64) -> Option<u64> {
-    let least = length.div_ceil(2).max(1);
-    let most = (2 * length).min(context).min(predicted);
+    let least = length.div_ceil(4).max(1);
+    let most = (4 * length).min(context).min(predicted);
     let nearest = (least..=most).filter(|other| predicted.is_multiple_of(*other));
     nearest.min_by_key(|other| other.abs_diff(length))
 }
@@ -228,7 +229,10 @@ mod tests {
         assert_eq!(even_length(300, 70, 512), Some(75));
         assert_eq!(even_length(10_007, 64, 512), None);
         let told = text_warnings(&text(10_008, 64), None, 0, 512);
-        assert!(told[0].ends_with("fix: leave out --strict, to train without them"), "{told:?}");
+        assert!(
+            told[0].ends_with("fix: leave out --strict, as no data.length near 64 leaves none"),
+            "{told:?}"
+        );
     }
 
     #[test]

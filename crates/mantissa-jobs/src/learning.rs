@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_train::{LostOperand, StepHealth, StepSignals};
+use mantissa_train::{LostOperand, StepSignals};
 use serde::{Deserialize, Serialize};
 
 /// Names of parameters and operands in a log line; more are counted only.
@@ -98,27 +98,16 @@ pub struct LearningReport {
 }
 
 impl Learning {
-    /// Compares what the watch of step `step` saw with the step before. `health` is that of a step with telemetry, whose
-    /// findings hold until the next one.
-    pub fn observe(&self, step: u64, signals: &StepSignals, health: Option<&StepHealth>) -> Change {
+    /// Compares what the watch of step `step` saw with the step before. What telemetry measured holds until it measures again.
+    pub fn observe(&self, step: u64, signals: &StepSignals) -> Change {
         let mut lost = signals.lost.clone();
-        let measured: Vec<LostOperand> = match health {
-            Some(health) => health.operands.iter().filter(|operand| operand.lost).map(lost_operand).collect(),
-            // What was lost entirely is looked for in every step.
-            None => {
-                self.now.lost.iter().filter(|lost| lost.sqnr_db.is_some_and(|db| db > 0.0)).cloned().collect()
-            }
-        };
-        for operand in measured {
-            match lost.iter_mut().find(|known| is_same(known, &operand)) {
-                Some(known) => known.sqnr_db = operand.sqnr_db,
-                None => lost.push(operand),
-            }
-        }
-        for operand in &mut lost {
-            // The ratio of the last measurement stays, so that steps without one are no change.
-            let before = self.now.lost.iter().find(|known| is_same(known, operand));
-            operand.sqnr_db = operand.sqnr_db.or(before.and_then(|before| before.sqnr_db));
+        if !signals.measured {
+            // An operand that became 0 is seen in every step; the others stay as they were.
+            let is_other = |known: &&LostOperand| {
+                known.sqnr_db.is_some_and(|db| db != 0.0) && !lost.iter().any(|lost| is_same(lost, known))
+            };
+            let others: Vec<_> = self.now.lost.iter().filter(is_other).cloned().collect();
+            lost.extend(others);
         }
         lost.truncate(MOST_NAMED);
         let mut dead = signals.dead.clone();
@@ -169,6 +158,11 @@ impl Learning {
         !self.now.dead.is_empty() || !self.now.lost.is_empty()
     }
 
+    /// Returns the first operand that has lost its signal now.
+    pub fn first_lost(&self) -> Option<&LostOperand> {
+        self.now.lost.first()
+    }
+
     /// Says in a sentence what did not learn; `None` if all did.
     pub fn summary(&self) -> Option<String> {
         let mut parts = Vec::new();
@@ -193,8 +187,9 @@ impl Learning {
         parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
         let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
         if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {
+            let experts = if unused == 1 { "expert" } else { "experts" };
             parts.push(format!(
-                "no token chose {unused} experts in the run (first: expert {} of layer {})",
+                "no token chose {unused} {experts} in the run (first: expert {} of layer {})",
                 first.experts[0], first.layer
             ));
         }
@@ -275,15 +270,6 @@ fn is_same(a: &LostOperand, b: &LostOperand) -> bool {
     (&a.linear, &a.operand) == (&b.linear, &b.operand)
 }
 
-fn lost_operand(health: &mantissa_train::OperandHealth) -> LostOperand {
-    LostOperand {
-        linear: health.linear.clone(),
-        operand: health.operand.to_owned(),
-        format: health.format.clone(),
-        sqnr_db: health.sqnr_db,
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -299,7 +285,7 @@ mod tests {
         let (mut learning, mut warnings, mut lines) = (Learning::default(), Vec::new(), 0);
         for (i, signals) in steps.iter().enumerate() {
             let step = i as u64 + 1;
-            let change = learning.observe(step, signals, None);
+            let change = learning.observe(step, signals);
             warnings.extend(change.warning);
             lines += usize::from(change.not_learning.is_some());
             learning.add(step, true, (change.not_learning.as_ref(), change.unused.as_deref()));
@@ -363,7 +349,7 @@ mod tests {
         assert_eq!(learning.report(5).unused_experts, [UnusedExperts { layer: 1, experts: vec![2] }]);
         assert_eq!(
             learning.summary().unwrap(),
-            "no token chose 1 experts in the run (first: expert 2 of layer 1)"
+            "no token chose 1 expert in the run (first: expert 2 of layer 1)"
         );
         assert!(warnings.is_empty());
         let (learning, ..) = run(&[of(&[0, 2, 3]), of(&[1])]);
@@ -379,32 +365,26 @@ mod tests {
             format: "int8-tensor".to_owned(),
             sqnr_db,
         };
-        let health = |lost: bool| StepHealth {
-            step: 1,
-            weights: Vec::new(),
-            operands: vec![mantissa_train::OperandHealth {
-                linear: "m.q".to_owned(),
-                operand: "fprop x",
-                format: "int8-tensor".to_owned(),
-                amax: Some(1.0),
-                underflowed: 0.9,
-                saturated: 0.0,
-                sqnr_db: Some(0.4),
-                lost,
-            }],
-            experts: Vec::new(),
-            gemms: Vec::new(),
-        };
+        let of =
+            |found: &[LostOperand], measured| StepSignals { lost: found.to_vec(), measured, ..signals(&[]) };
         let mut learning = Learning::default();
-        let mut step = |n: u64, health: Option<&StepHealth>| {
-            let change = learning.observe(n, &signals(&[]), health);
+        let mut step = |n: u64, signals: StepSignals| {
+            let change = learning.observe(n, &signals);
             learning.add(n, true, (change.not_learning.as_ref(), None));
             (change.not_learning.map(|now| now.lost), change.warning.is_some())
         };
-        assert_eq!(step(1, Some(&health(true))), (Some(vec![lost(Some(0.4))]), true));
-        assert_eq!(step(2, None), (None, false), "unchanged");
-        assert_eq!(step(3, Some(&health(false))), (Some(Vec::new()), false));
-        assert_eq!(step(4, None), (None, false));
+        let weak = lost(Some(0.4));
+        assert_eq!(step(1, of(std::slice::from_ref(&weak), true)), (Some(vec![weak]), true));
+        assert_eq!(step(2, of(&[], false)), (None, false), "unchanged");
+        assert_eq!(step(3, of(&[], true)), (Some(Vec::new()), false));
+        assert_eq!(step(4, of(&[], false)), (None, false));
+        // One that became 0 needs no measurement, and is back without one.
+        assert_eq!(
+            step(5, of(&[lost(None)], false)),
+            (Some(vec![lost(None)]), false),
+            "it was told in step 1"
+        );
+        assert_eq!(step(6, of(&[], false)), (Some(Vec::new()), false));
         assert!(
             learning
                 .summary()

@@ -19,8 +19,8 @@ use crate::store::Precision;
 pub(crate) use gemms::Compared;
 pub use gemms::{GemmHealth, GemmState};
 pub(crate) use lost::LostSignals;
-use lost::of_side;
 pub use lost::{LOST_DB, LOST_SHARE, LostOperand};
+use lost::{of_side, side_of};
 
 /// Operator of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -453,6 +453,17 @@ impl Watch {
             sums.health(operator(place).module(config), gemm)
         };
         lock(seen).results.iter().map(health).collect()
+    }
+
+    /// Passes the operands that lost their signal on to `to`.
+    pub(crate) fn tell_lost(&self, to: &LostSignals) {
+        let Watch::Health(seen) = self else { return };
+        for (&(layer, kind, operand), sums) in &lock(seen).operands {
+            for (product, sums) in sums.iter().enumerate().filter(|(_, sums)| sums.is_lost()) {
+                let (gemm, side) = side_of(operand, product);
+                to.note_measured((layer, kind, gemm, side), sums.sqnr());
+            }
+        }
     }
 
     /// Returns the operand counts under `policy` in a model.

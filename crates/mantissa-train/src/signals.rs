@@ -5,7 +5,8 @@
 //! - the rows of an embedding or of learned positions that a step does not see: one row with a gradient is enough;
 //! - one matrix of an adapter while the other is 0, as B is at the start: the gradient of A is a product with B;
 //! - the weights of an expert that no token chose in the step;
-//! - frozen parameters, which have no gradient.
+//! - frozen parameters, which have no gradient;
+//! - anything in a step whose loss is 0, as of a student that still is its teacher: nothing is to be learned.
 
 use mantissa_model::Role;
 
@@ -21,17 +22,20 @@ pub struct StepSignals {
     pub parameters: usize,
     /// Parameters whose gradient is 0 throughout, in the order of the backward.
     pub dead: Vec<String>,
-    /// Quantized operands that became 0 when they were rounded, in the order of the step.
+    /// Operands that lost their signal when they were rounded, in the order of the step: quantized ones that became 0, and in
+    /// a step with telemetry all others.
     pub lost: Vec<LostOperand>,
+    /// True in a step with telemetry.
+    pub measured: bool,
     /// Layers with experts, each with those that no token chose.
     pub idle: Vec<(usize, Vec<usize>)>,
 }
 
 impl TrainModel {
-    /// Looks at the gradients, operands and routing of the step before its update.
-    pub(crate) fn signals(&self) -> StepSignals {
+    /// Looks at the gradients, operands and routing of a step with this `loss` before its update.
+    pub(crate) fn signals(&self, loss: f64) -> StepSignals {
         let trained = || self.params.table().iter().filter(|param| self.grads.holds(&param.range));
-        let dead = trained().filter(|param| self.is_dead(param));
+        let dead = trained().filter(|param| loss != 0.0 && self.is_dead(param));
         let mut dead: Vec<String> = dead.map(|param| param.tensor.name.clone()).collect();
         dead.reverse();
         let idle = self.routed.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty());
@@ -41,9 +45,15 @@ impl TrainModel {
         StepSignals {
             parameters: trained().count(),
             dead,
-            lost: self.lost.operands(&self.options.policy, &self.config),
+            lost: self.lost_operands(),
+            measured: false,
             idle: idle.collect(),
         }
+    }
+
+    /// Lists the operands that lost their signal so far in the step.
+    pub(crate) fn lost_operands(&self) -> Vec<LostOperand> {
+        self.lost.operands(&self.options.policy, &self.config)
     }
 
     /// True if the gradient of a parameter that trains is 0 throughout, and should not be.

@@ -201,6 +201,11 @@ impl Trainer {
         let report = self.counted_step(Some(&counts));
         let watch = std::mem::take(&mut self.model.watch);
         let report = report?;
+        watch.tell_lost(&self.model.lost);
+        let lost = self.model.lost_operands();
+        self.signals.iter_mut().for_each(|signals| {
+            (signals.measured, signals.lost) = (true, lost.clone());
+        });
         let operands = watch.operands(&self.model.options.policy, &self.model.config);
         let gemms = watch.gemms(&self.model.config);
         let updated = report.norm.is_some();
@@ -238,7 +243,7 @@ impl Trainer {
             self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
         let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
         // Before the update, which changes the weights.
-        let signals = self.model.signals();
+        let signals = self.model.signals(loss);
         let norm = match self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts) {
             Ok(norm) => Some(norm),
             Err(TrainError::NonFinite { .. }) => {

@@ -208,12 +208,13 @@ impl<'a> TrainLoop<'a> {
 
     /// Names what to do about a part that does not learn.
     fn hint(&self) -> String {
-        match examinable(self.settings) {
-            true => format!(
-                "; fix: mantissa train --autopsy {} names the cause",
-                self.checkpoints.folder.dir().display()
-            ),
-            false => "; fix: --set precision.policy=bf16 keeps the range of f32".to_owned(),
+        let run = self.checkpoints.folder.dir().display();
+        match self.past.learning.first_lost() {
+            _ if examinable(self.settings) => {
+                format!("; fix: mantissa train --autopsy {run} names the cause")
+            }
+            Some(lost) => format!("; fix: --set 'precision.{}=\"bf16\"'", lost.operand.replace(' ', ".")),
+            None => "; fix: --set precision.policy=bf16".to_owned(),
         }
     }
 
@@ -351,15 +352,15 @@ impl<'a> TrainLoop<'a> {
     fn step(&mut self) -> Result<LogLine> {
         let begin = Instant::now();
         let (step, every) = (self.trainer.progress().steps + 1, self.settings.telemetry.every);
-        let (report, health) = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
+        let report = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
             let (report, health) = self.trainer.measured_step()?;
             self.telemetry.write(&health)?;
-            self.worst_gemms = worst(health.gemms.clone());
-            (report, Some(health))
+            self.worst_gemms = worst(health.gemms);
+            report
         } else {
-            (self.trainer.step()?, None)
+            self.trainer.step()?
         };
-        let observe = |signals| self.past.learning.observe(report.step, signals, health.as_ref());
+        let observe = |signals| self.past.learning.observe(report.step, signals);
         let Change { not_learning, unused, warning } =
             self.trainer.signals().map(observe).unwrap_or_default();
         self.warning = warning;

@@ -325,7 +325,8 @@ impl Trainer {
             }
         }
         if found.verdict == Verdict::Spread {
-            found.verdict = Verdict::Operand;
+            let is_group = found.largest.as_ref().is_some_and(|largest| largest.count > 1);
+            found.verdict = if is_group { Verdict::Group } else { Verdict::Operand };
         }
         Ok(())
     }

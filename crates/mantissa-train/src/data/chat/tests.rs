@@ -219,8 +219,10 @@ fn long_lines_keep_their_beginning_and_lines_without_answers_are_left_out() {
     let whole = read(Some(CHATML), &format!("{long}\n{late}"), read_all.counts.longest).unwrap();
     let Counts { cut, too_long, lost_tokens, ended, .. } = whole.counts;
     assert_eq!((cut, too_long, lost_tokens, ended), (0, 0, 0, 2));
+    // One token less cuts the end of each of the longest.
     let less = read(Some(CHATML), &format!("{long}\n{late}"), read_all.counts.longest - 1).unwrap();
-    assert_eq!((less.counts.cut + less.counts.too_long, less.counts.lost_tokens), (1, 1));
+    let Counts { cut, too_long, lost_tokens, .. } = less.counts;
+    assert!(cut > 0 && too_long == 0 && lost_tokens == cut as u64, "{:?}", less.counts);
     let error = read(Some(CHATML), &late, 30).unwrap_err().to_string();
     assert!(error.contains("expected a line with an answer within 30 tokens"), "{error}");
 }
