@@ -32,6 +32,8 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
         others: all.saturating_sub(linear + table + head),
         caches: caches(config),
         state_bytes: state_bytes(config),
+        state_parts: state_parts(config),
+        experts: config.experts.as_ref().map_or(0, |experts| u64::from(experts.count)),
         assumed: None,
     }
 }
@@ -103,6 +105,7 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
             layers: 1,
             readers: 1,
             heads: 1,
+            shared: width + index,
             keys: width + index,
             values: 0,
             queries: heads * width,
@@ -116,6 +119,7 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
         layers: 1,
         readers: 1,
         heads: heads.key_value,
+        shared: index,
         keys: kv + index,
         values: kv,
         queries,
@@ -132,6 +136,12 @@ fn state_bytes(config: &ModelConfig) -> u64 {
     let context = STATE_CONTEXT.min(config.max_position_embeddings);
     let of = |layer| config.recurrent_in(layer).map_or(0, |recurrent| recurrent.state(context).bytes());
     (0..config.num_hidden_layers).map(of).sum()
+}
+
+/// Parts into which devices divide the recurrent states: the fewest of any layer.
+fn state_parts(config: &ModelConfig) -> usize {
+    let of = |layer| config.recurrent_in(layer).map(|recurrent| recurrent.state(0).heads.max(1));
+    (0..config.num_hidden_layers).filter_map(of).min().unwrap_or(1)
 }
 
 #[cfg(test)]

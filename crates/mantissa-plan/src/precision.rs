@@ -236,19 +236,27 @@ impl Kv {
 
     /// Bytes of one token in all layers of a model, without regard to windows.
     pub fn bytes_per_token(&self, shape: &ModelShape) -> f64 {
-        let of = |c: &crate::shape::CacheLayers| {
-            c.layers as f64 * (self.bytes(c.heads, c.keys) + self.bytes(c.heads, c.values))
-        };
+        let of = |c: &crate::shape::CacheLayers| c.layers as f64 * self.bytes_of_token(c);
         shape.caches.iter().map(of).sum()
     }
 
     /// Bytes of a sequence of `tokens` tokens: layers with a window hold no more than it.
     pub fn bytes_of_sequence(&self, shape: &ModelShape, tokens: u64) -> f64 {
+        self.bytes_on_device(shape, tokens, Split::ONE)
+    }
+
+    /// Bytes of a sequence of `tokens` tokens on a device of those that hold it.
+    pub fn bytes_on_device(&self, shape: &ModelShape, tokens: u64, split: Split) -> f64 {
         let of = |c: &crate::shape::CacheLayers| {
-            let token = self.bytes(c.heads, c.keys) + self.bytes(c.heads, c.values);
-            (c.layers * c.held(tokens)) as f64 * token
+            (c.layers * c.held(tokens)) as f64 * self.bytes_of_token(&split.cache(c))
         };
-        shape.caches.iter().map(of).sum::<f64>() + shape.state_bytes as f64
+        split.layers(shape) * shape.caches.iter().map(of).sum::<f64>()
+            + split.state(shape) * shape.state_bytes as f64
+    }
+
+    /// Bytes of one token in one layer.
+    pub fn bytes_of_token(&self, cache: &crate::shape::CacheLayers) -> f64 {
+        self.bytes(cache.heads, cache.keys) + self.bytes(cache.heads, cache.values)
     }
 }
 

@@ -3,6 +3,7 @@
 mod loads;
 mod reasons;
 mod row;
+mod sharing;
 mod train;
 
 use serde::Serialize;
@@ -73,6 +74,7 @@ pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::parallel::{PARALLELS, Parallel};
 
     fn load() -> Load {
         Load {
@@ -81,6 +83,7 @@ mod tests {
             prefill: 1024,
             decode: 512,
             devices: 1,
+            parallel: Parallel::Tensor,
             reduce_bits: 16.0,
             kv: None,
             max_kl: MAX_KL,

@@ -59,6 +59,8 @@ pub struct CacheLayers {
     pub readers: u64,
     /// Key/value heads.
     pub heads: usize,
+    /// Elements of a token's key that belong to no head, so that every device needs them: a latent, keys of an index.
+    pub shared: usize,
     /// Elements of a token's key, all heads.
     pub keys: usize,
     /// Elements of a token's value, all heads; 0 where keys and values are one latent.
@@ -109,6 +111,10 @@ pub struct ModelShape {
     pub caches: Vec<CacheLayers>,
     /// Bytes of the recurrent state of a sequence.
     pub state_bytes: u64,
+    /// Parts into which devices divide that state: heads; 1 where each needs all of it.
+    pub state_parts: usize,
+    /// Routed experts of a layer; 0 without.
+    pub experts: u64,
     /// Assumption behind the sizes, if they come from no config.
     pub assumed: Option<String>,
 }
@@ -225,6 +231,8 @@ impl ModelShape {
             others: (2 * every + 1) * hidden as u64 + biases + routers,
             caches: caches(dims),
             state_bytes: 0,
+            state_parts: 1,
+            experts: dims.mixture.map_or(0, |mixture| mixture.experts),
             assumed: None,
         }
     }
@@ -289,6 +297,7 @@ fn caches(dims: &Dims) -> Vec<CacheLayers> {
             layers,
             readers: layers,
             heads: kv_heads,
+            shared: 0,
             keys: kv_heads * head_dim,
             values: kv_heads * head_dim,
             queries: heads * head_dim,
@@ -299,6 +308,7 @@ fn caches(dims: &Dims) -> Vec<CacheLayers> {
             layers,
             readers: layers,
             heads: 1,
+            shared: latent.keys + latent.rotated,
             keys: latent.keys + latent.rotated,
             values: 0,
             queries: heads * (latent.keys + latent.rotated),

@@ -2,6 +2,7 @@
 
 use super::topic::{Deployment, Topic};
 use crate::memory::{capacity, concurrency, inference, linear_bytes, longest_context};
+use crate::parallel::{PARALLELS, Parallel, Split};
 use crate::precision::{KVS, Kv, PRECISIONS, Precision};
 use crate::recommend::{Row, answer, gb, rate};
 use crate::roofline::{Bound, Setup, decode_intensity, speculation};
@@ -145,7 +146,14 @@ fn kv_cache(deployment: &Deployment<'_>) -> Vec<String> {
             100.0 * share(kv, deployment.load.batch.max(16)),
             deployment.load.batch.max(16),
             rate(setup.decode(deployment.load.batch.max(16), depth).tokens_per_s[1]),
-            concurrency(deployment.shape, &half, kv, deployment.load.context, memory),
+            concurrency(
+                deployment.shape,
+                &half,
+                kv,
+                deployment.load.context,
+                memory,
+                deployment.load.split()
+            ),
             kv.kl.map_or_else(|| "not measured".to_owned(), |kl| format!("{kl}"))
         )
     };
@@ -168,9 +176,16 @@ fn int4_kv(deployment: &Deployment<'_>) -> Vec<String> {
             "{}: {}, beside W4A16 INT4 weights; KL {} on babyllama-105",
             kv.name,
             capacity(
-                concurrency(deployment.shape, &four, &kv, deployment.load.context, memory),
+                concurrency(
+                    deployment.shape,
+                    &four,
+                    &kv,
+                    deployment.load.context,
+                    memory,
+                    deployment.load.split()
+                ),
                 deployment.load.context,
-                longest_context(deployment.shape, &four, &kv, memory),
+                longest_context(deployment.shape, &four, &kv, memory, deployment.load.split()),
             ),
             kv.kl.unwrap_or(0.0)
         )
@@ -305,9 +320,10 @@ fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
     let half = precision("BF16");
     let kv = KVS[0];
     let of = |devices: u64, reduce_bits: f64| {
-        let setup = Setup { devices, reduce_bits, ..deployment.setup(&half, &kv) };
+        let split = Split { devices, by: Parallel::Tensor };
+        let setup = Setup { split, reduce_bits, ..deployment.setup(&half, &kv) };
         let one = setup.decode(1, deployment.load.depth());
-        let prompt = setup.reduce_seconds(2048.0);
+        let prompt = setup.exchange_seconds(2048.0, 1.0);
         let bound = if one.bound == Bound::Link { ", waits for links" } else { "" };
         format!(
             "{devices} devices, sums in {reduce_bits:.0} bits: decoding {}{bound}; sums of a chunk of 2048 tokens {:.1} ms",
@@ -316,7 +332,22 @@ fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
         )
     };
     let link = deployment.device.link / 1e9;
-    vec![
+    let held = |by: Parallel| {
+        let (load, split) = (deployment.load, Split { devices: 8, by });
+        let batch = load.batch.max(8);
+        let bytes = inference(deployment.shape, &half, &kv, load.context, batch, split);
+        let setup = Setup { split, ..deployment.setup(&half, &kv) };
+        format!(
+            "--parallel {} on 8 devices, {batch} × {} tokens: weights {} and KV cache {} on each, decoding {} tok/s",
+            by.name(),
+            load.context,
+            gb(bytes.weights()),
+            gb(bytes.kv),
+            rate(setup.decode(batch, load.depth()).tokens_per_s[1])
+        )
+    };
+    let ways = PARALLELS.into_iter().filter(|by| by.suits(deployment.shape));
+    let mut lines = vec![
         format!(
             "two sums over devices in each of {} layers, over links of {link:.0} GB/s",
             deployment.shape.layers
@@ -324,7 +355,10 @@ fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
         of(2, 16.0),
         of(8, 16.0),
         of(8, 8.0),
-    ]
+        "every device holds at least one key/value head, and all of a latent: with fewer heads than devices the cache is held more than once".to_owned(),
+    ];
+    lines.extend(ways.map(held));
+    lines
 }
 
 fn memory(deployment: &Deployment<'_>) -> Vec<String> {
@@ -333,7 +367,8 @@ fn memory(deployment: &Deployment<'_>) -> Vec<String> {
     let kv = KVS[0];
     let line = |name: &str| {
         let p = precision(name);
-        let all = inference(shape, &p, &kv, deployment.load.context, deployment.load.batch);
+        let load = deployment.load;
+        let all = inference(shape, &p, &kv, load.context, load.batch, load.split());
         format!(
             "{name}: weights {} + KV {} + activations {} = {}",
             gb(all.weights()),

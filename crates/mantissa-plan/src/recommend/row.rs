@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::loads::{Loads, loads};
 use crate::hardware::{Device, Execution, Maker};
 use crate::memory::{Inference, inference};
+use crate::parallel::{Parallel, Split};
 use crate::precision::{KVS, Kv, Precision};
 use crate::roofline::{Setup, Speed};
 use crate::shape::ModelShape;
@@ -20,9 +21,11 @@ pub struct Load {
     pub prefill: u64,
     /// Tokens of an answer.
     pub decode: u64,
-    /// Devices that share each layer.
+    /// Devices that share the model.
     pub devices: u64,
-    /// Bits of the values that devices sum.
+    /// How they share it.
+    pub parallel: Parallel,
+    /// Bits of the values that devices exchange.
     pub reduce_bits: f64,
     /// Storage of keys and values; chosen if `None`.
     pub kv: Option<Kv>,
@@ -36,6 +39,11 @@ impl Load {
     /// Tokens that a sequence holds in the middle of its answer, at which decoding is predicted.
     pub fn depth(&self) -> u64 {
         (self.prefill + self.decode / 2).min(self.context)
+    }
+
+    /// Devices that share the model, and how.
+    pub fn split(&self) -> Split {
+        Split { devices: self.devices, by: self.parallel }
     }
 }
 
@@ -134,7 +142,7 @@ pub(super) fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &
     let fitting = kvs.iter().find(|kv| of(kv).total() <= memory);
     let kv = *fitting.or(kvs.first()).unwrap_or(&KVS[0]);
     let setup =
-        Setup { shape, precision, kv: &kv, device, devices: load.devices, reduce_bits: load.reduce_bits };
+        Setup { shape, precision, kv: &kv, device, split: load.split(), reduce_bits: load.reduce_bits };
     let (decode, prefill) = (setup.decode(load.batch, load.depth()), setup.prefill(load.prefill.max(1)));
     let batch = load.batch.max(1) as f64;
     let seconds = load.prefill as f64 * batch / prefill.tokens_per_s[1]

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use mantissa_num::{Scheme, nearest_list};
 use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
+use mantissa_plan::parallel::Parallel;
 use mantissa_plan::recommend::{Load, MAX_KL};
 use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
@@ -129,6 +130,7 @@ fn load(context: u64, batch: u64, options: &Context) -> Load {
         prefill: (context * 3 / 4).max(1),
         decode: (context / 4).clamp(1, 1024),
         devices: 1,
+        parallel: Parallel::Tensor,
         reduce_bits: 16.0,
         kv: None,
         max_kl: MAX_KL,
