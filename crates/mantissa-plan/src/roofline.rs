@@ -411,6 +411,36 @@ mod tests {
         assert!(speculation(0.1, 8, 0.5) < 1.0);
     }
 
+    /// A step that verifies tokens of one sequence reads its keys and values once: 9 tokens of an 8 B model in 4 bits with 6656
+    /// tokens before them stay bound by reads on an H100, so the step costs what one token does, and the gains are the
+    /// formula's: 2.176 / 1.15, 3.3616 / 1.2, 4.3289 / 1.4 (a = .6, n = 3; a = .8, n = 4 and 8; c = .05).
+    #[test]
+    fn verified_tokens_share_one_read_of_the_cache() {
+        let (shape, device) = (ModelShape::named("8B").unwrap(), Device::named("h100").unwrap());
+        let (precision, kv) = (Precision::named("W4A16 INT4").unwrap(), Kv::named("f16").unwrap());
+        let setup = Setup {
+            shape: &shape,
+            precision: &precision,
+            kv: &kv,
+            device: &device,
+            split: Split::ONE,
+            reduce_bits: 16.0,
+        };
+        for (acceptance, n, right) in [(0.6, 3, 1.892), (0.8, 4, 2.801), (0.8, 8, 3.092)] {
+            let tokens = u64::from(n) + 1;
+            let (one, many) = (setup.decode(1, 6656), setup.verify(1, tokens, 6656));
+            assert_eq!(many.bytes, one.bytes);
+            let step = tokens as f64 * one.tokens_per_s[1] / many.tokens_per_s[1];
+            let gain = speculation(acceptance, n, 0.05) / step;
+            assert!((gain - right).abs() < 0.01, "{n}: {gain}");
+        }
+        // Sequences have caches of their own.
+        assert!(setup.decode(4, 6656).bytes > setup.verify(1, 4, 6656).bytes);
+        // With 64 sequences of 9 tokens, operations bind: a step costs more than one token of each.
+        let step = 9.0 * setup.decode(64, 128).tokens_per_s[1] / setup.verify(64, 9, 128).tokens_per_s[1];
+        assert!(step > 2.0, "{step}");
+    }
+
     #[test]
     fn sums_over_devices_cost_their_bytes() {
         let (shape, device) = (ModelShape::named("70B").unwrap(), Device::named("h100").unwrap());
