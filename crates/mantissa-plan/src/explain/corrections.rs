@@ -2,7 +2,7 @@
 
 use mantissa_num::{minifloat, parse_weight};
 
-use super::measures::{accumulator_error, compensation_error, sqnr};
+use super::measures::{accumulator_error, compensation_error, sqnr, update_limits};
 use crate::hardware::{Device, Unit};
 use crate::precision::Kv;
 use crate::roofline::decode_intensity;
@@ -318,12 +318,11 @@ pub const CORRECTIONS: &[Correction] = &[
         right: "it stalls: updates below half of a weight's last digit are lost. With stochastic rounding it equals f32",
         source: "measured: docs/results/training.md",
         figures: || {
-            vec![figure(
-                "relative change that bf16 keeps",
-                super::measures::least_update(mantissa_num::Code::Float(minifloat::BF16)),
-                0.003_906_25,
-                1e-9,
-            )]
+            let [dropped, kept] = update_limits(minifloat::BF16);
+            vec![
+                figure("relative change below which bf16 keeps none", dropped, 0.001_953_125, 1e-9),
+                figure("above which it keeps all", kept, 0.003_906_25, 1e-9),
+            ]
         },
     },
     Correction {

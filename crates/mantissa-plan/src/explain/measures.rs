@@ -2,8 +2,9 @@
 
 use std::f64::consts::TAU;
 
+use mantissa_num::minifloat::MiniFloat;
 use mantissa_num::round::random_u32;
-use mantissa_num::{Accumulator, Code, Given, Scheme, fake_quantize, minifloat};
+use mantissa_num::{Accumulator, Given, Scheme, fake_quantize, minifloat};
 
 /// Rows and columns of a made-up tensor.
 const ROWS: usize = 32;
@@ -42,7 +43,6 @@ pub fn sqnr(scheme: &str, outlier: Option<f32>) -> Option<f64> {
 /// Returns the relative error of a dot product of `k` positive E4M3 numbers in Hopper's accumulator of 14 bits, without
 /// and with promotion to f32 every 128 products; the mean over 16 products.
 pub fn accumulator_error(k: usize) -> [f64; 2] {
-    let element = |x: f32| minifloat::E4M3.decode(minifloat::E4M3.encode_saturating(x.abs() + 0.5));
     let error = |accumulator: Accumulator| {
         let of = |trial: u64| {
             let a: Vec<f32> = normal(k, 2 * trial).into_iter().map(element).collect();
