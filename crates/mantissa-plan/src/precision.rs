@@ -10,6 +10,8 @@ use mantissa_num::{Code, Scheme, parse_activation, parse_weight};
 use serde::Serialize;
 
 use crate::figures;
+use crate::hardware::Maker;
+use crate::parallel::Split;
 use crate::shape::ModelShape;
 
 /// Precision of weights and inputs.
@@ -57,24 +59,55 @@ const fn gguf(
     bits: Option<f64>,
     tables: [&'static str; 2],
 ) -> Precision {
-    Precision { bits, tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
+    Precision { tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
+}
+
+/// Returns a precision of which a part is stored in a wider type, so that `bits` are stored on average.
+const fn mixed(precision: Precision, wider: &'static str, bits: f64) -> Precision {
+    Precision { bits: Some(bits), wider: Some(wider), ..precision }
+}
+
+/// Returns a precision as MLX stores it: an f16 scale and bias for 64 weights (mlx `affine_quantize`).
+const fn mlx(name: &'static str, recipe: &'static str, weights: &'static str, bits: f64) -> Precision {
+    Precision { bits: Some(bits + 0.5), convention: "mlx", ..row(name, recipe, weights) }
+}
+
+/// Returns the type that llama.cpp stores in place of one whose blocks of 256 do not divide the rows (llama.cpp
+/// src/llama-quant.cpp, `tensor_type_fallback`): one with blocks of 32, or f16 where those do not divide them either.
+fn stored_type(name: &'static str, cols: usize) -> &'static str {
+    let narrow = match name {
+        "q2_k" | "q3_k" | "iq4_xs" => "iq4_nl",
+        "q4_k" => "q5_0",
+        "q5_k" => "q5_1",
+        "q6_k" => "q8_0",
+        other => other,
+    };
+    match (cols % 256, cols % 32) {
+        (0, _) => name,
+        (_, 0) => narrow,
+        _ => "f16",
+    }
 }
 
 /// Every candidate, from many bits to few, with its figures.
-pub static PRECISIONS: LazyLock<[Precision; 17]> = LazyLock::new(|| {
+pub static PRECISIONS: LazyLock<[Precision; 21]> = LazyLock::new(|| {
     ROWS.map(|row| Precision { kl: row.recipe.map_or(row.kl, |recipe| figures::kl(recipe, None)), ..row })
 });
 
-const ROWS: [Precision; 17] = [
+const ROWS: [Precision; 21] = [
     BASE,
     row("W8A16 INT8", "rtn-int8-channel", "int8-channel"),
     Precision { inputs: Some("int8-token"), ..row("W8A8 INT8", "w8a8", "int8-channel") },
     Precision { inputs: Some("fp8-e4m3-token"), ..row("W8A8 FP8", "fp8-dynamic", "fp8-e4m3-channel") },
-    gguf("Q8_0", "q8_0", "q8_0", None, ["q8_0", "q8_0"]),
-    gguf("Q6_K", "q6_k", "q6_k", None, ["q6_k", "q6_k"]),
-    gguf("Q5_K_M", "q5_k_m", "q5_k", Some(5.655), ["q5_k", "q6_k"]),
-    gguf("Q4_K_M", "q4_k_m", "q4_k", Some(4.801), ["q4_k", "q6_k"]),
-    gguf("IQ4_XS", "iq4_xs", "iq4_xs", None, ["iq4_xs", "q6_k"]),
+    mlx("MLX 8-bit", "rtn-int8-g64-asym:minmax", "int8-g64-asym:minmax", 8.0),
+    gguf("Q8_0", "q8_0", "q8_0", ["q8_0", "q8_0"]),
+    mlx("MLX 6-bit", "rtn-int6-g64-asym:minmax", "int6-g64-asym:minmax", 6.0),
+    gguf("Q6_K", "q6_k", "q6_k", ["q6_k", "q6_k"]),
+    mlx("MLX 5-bit", "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax", 5.0),
+    mixed(gguf("Q5_K_M", "q5_k_m", "q5_k", ["q5_k", "q6_k"]), "q6_k", 5.655),
+    mixed(gguf("Q4_K_M", "q4_k_m", "q4_k", ["q4_k", "q6_k"]), "q6_k", 4.801),
+    gguf("IQ4_XS", "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]),
+    mlx("MLX 4-bit", "hqq-int4-g64", "int4-g64-asym:minmax", 4.0),
     row("W4A16 NVFP4", "scalesweep-gptaq-nvfp4", "nvfp4"),
     Precision { inputs: Some("nvfp4"), ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4") },
     row("W4A16 INT4", "gptaq-int4-g128-asym", "int4-g128-asym"),
@@ -138,6 +171,18 @@ impl Precision {
         }
     }
 
+    /// Share of the weights that are stored in the wider type of a mixture.
+    fn wider_share(&self) -> f64 {
+        let of = |name| format_of(name).bits_per_weight(1, 256);
+        let own = of(self.weights);
+        self.wider.zip(self.bits).map_or(0.0, |(wider, bits)| (bits - own) / (of(wider) - own))
+    }
+
+    /// True if a plan offers it on devices of a maker: MLX is for Apple's.
+    pub fn is_offered_on(&self, maker: Maker) -> bool {
+        self.convention != "mlx" || maker == Maker::Apple
+    }
+
     /// Bytes of a table of `weights` elements: the embedding (0) or the head (1).
     pub fn table_bytes(&self, which: usize, weights: u64, hidden: u64) -> f64 {
         let format = self.tables.map_or_else(plain, |names| format_of(names[which.min(1)]));
@@ -187,14 +232,16 @@ pub const KVS: [Kv; 4] = [
         scheme: "int8-head",
         by_head: "int8-head",
         kl: Some(0.00017),
-        engines: "mantissa, LMDeploy; llama.cpp as q8_0",
+        // LMDeploy --quant-policy 8; llama.cpp -ctk q8_0; mlx-lm --kv-bits 8; ExLlamaV2 ExLlamaV2Cache_Q8.
+        engines: &["mantissa", "LMDeploy", "llama.cpp", "mlx-lm", "ExLlamaV2"],
     },
     Kv {
         name: "int4",
         scheme: "int4-head-asym",
         by_head: "int4-head-asym",
         kl: Some(0.0275),
-        engines: "mantissa, LMDeploy; llama.cpp as q4_0",
+        // LMDeploy --quant-policy 4; llama.cpp -ctk q4_0; mlx-lm --kv-bits 4; ExLlamaV2 ExLlamaV2Cache_Q4.
+        engines: &["mantissa", "LMDeploy", "llama.cpp", "mlx-lm", "ExLlamaV2"],
     },
 ];
 

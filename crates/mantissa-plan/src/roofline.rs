@@ -300,9 +300,24 @@ impl Setup<'_> {
         if self.split.devices < 2 || self.device.link == 0.0 {
             return 0.0;
         }
-        let values = tokens * self.shape.hidden as f64;
-        let bytes = 2.0 * (n - 1.0) / n * values * self.reduce_bits / 8.0;
-        2.0 * self.shape.layers as f64 * (LATENCY + bytes / (self.device.link * LINK_SHARE))
+        let layers = self.shape.layers as f64;
+        let bytes = tokens * self.shape.hidden as f64 * self.reduce_bits / 8.0;
+        let (times, latencies, moved) = match self.split.by {
+            Parallel::Tensor => (2.0 * layers, 1.0, 2.0 * (n - 1.0) / n * bytes),
+            Parallel::Data => (layers, 2.0, 2.0 * (n - 1.0) / n * bytes),
+            Parallel::Expert => (layers, 2.0, 2.0 * self.called_devices() / n * bytes),
+            Parallel::Pipeline => (1.0, n + chunks - 2.0, (n + chunks - 2.0) / chunks * bytes),
+        };
+        times * (latencies * LATENCY + moved / (self.device.link_among(n) * LINK_SHARE))
+    }
+
+    /// Expected number of other devices whose experts a token calls: a token is sent to each of them once.
+    fn called_devices(&self) -> f64 {
+        let n = self.split.n();
+        let routed = self.shape.matrices.iter().find(|m| m.part == ModelPart::Experts);
+        let called =
+            routed.map_or(0.0, |m| self.shape.experts as f64 * m.active as f64 / m.count.max(1) as f64);
+        (n - 1.0) * (1.0 - (1.0 - 1.0 / n).powf(called))
     }
 
     /// Returns the smallest batch at which decoding is less than `gain` times as fast as with `other`: from there on the
