@@ -1,6 +1,7 @@
 //! Topics about running quantized models.
 
 use super::topic::{Deployment, Topic};
+use crate::figures::{PAGE, experiment, losses};
 use crate::memory::{capacity, concurrency, inference, linear_bytes, longest_context};
 use crate::parallel::{PARALLELS, Parallel, Split};
 use crate::precision::{KVS, Kv, PRECISIONS, Precision};
@@ -194,7 +195,12 @@ fn int4_kv(deployment: &Deployment<'_>) -> Vec<String> {
         "where the cache does not fit otherwise, and long contexts are not read back exactly: with scales per token and head".to_owned(),
         line(of("int8")),
         line(of("int4")),
-        "keys suffer first: on babyllama-105, keys alone in int4 cost five times what values cost (docs/results/kv-cache.md)".to_owned(),
+        format!(
+            "keys suffer first: keys alone in int4 cost KL {}, values alone {} ({})",
+            experiment("keys-int4").figure(),
+            experiment("values-int4").figure(),
+            experiment("keys-int4").source()
+        ),
     ]
 }
 
@@ -239,10 +245,28 @@ fn methods(deployment: &Deployment<'_>) -> Vec<String> {
         .execute(&precision("W8A8 FP8").weight_format(), precision("W8A8 FP8").input_format().as_ref());
     let native = native.fallback.unwrap_or_else(|| format!("multiplied in {}", native.unit));
     vec![
-        format!("FP8 W8A8 saves operations too, where the device has them; here: {native}. Linear layers {}", bytes("W8A8 FP8")),
-        format!("AWQ and GPTQ are methods for the same 4-bit format, {}: AWQ scales salient channels, GPTQ corrects errors by the Hessian of the inputs", bytes("W4A16 INT4")),
-        "KL on ref-32m (docs/results/weights.md): gptaq .0132, gptq .0143, awq .0208, rounding to nearest .0240 in int4-g128-asym".to_owned(),
-        format!("for this load: {}", answer(deployment.shape, deployment.device, deployment.load).recommendation.precision.unwrap_or("nothing fits")),
+        format!(
+            "FP8 W8A8 saves operations too, where the device has them; here: {native}. Linear layers {}",
+            bytes("W8A8 FP8")
+        ),
+        format!(
+            "AWQ and GPTQ are methods for the same 4-bit format, {}: AWQ scales salient channels, GPTQ corrects errors by the Hessian of the inputs",
+            bytes("W4A16 INT4")
+        ),
+        format!(
+            "KL on ref-32m ({PAGE}): {}",
+            losses(
+                "ref-32m",
+                ["gptaq-int4-g128-asym", "gptq-int4-g128-asym", "awq-int4-g128-asym", "rtn-int4-g128-asym"]
+            )
+        ),
+        format!(
+            "for this load: {}",
+            answer(deployment.shape, deployment.device, deployment.load)
+                .recommendation
+                .precision
+                .unwrap_or("nothing fits")
+        ),
     ]
 }
 
@@ -257,10 +281,26 @@ fn bad_int4(deployment: &Deployment<'_>) -> Vec<String> {
         "which counts"
     };
     vec![
-        format!("large batches: at {many} sequences W4A16 decodes {:.2} times as fast as BF16, W8A8 {:.2} times", of(&four) / of(&half), of(&eight) / of(&half)),
-        format!("small models: they lose more, and save less; {} saves {}, {small}", deployment.shape.name, gb(saved)),
-        "a small loss is measured, not assumed: ref-32m, trained longer, loses 3.2 times what ref-8m loses under GPTQ in 4 bits".to_owned(),
-        format!("inputs of 4 bits: KL {:.4} for W4A4 NVFP4 against {:.4} for W4A16", precision("W4A4 NVFP4").measured_kl().unwrap_or(0.0), precision("W4A16 NVFP4").measured_kl().unwrap_or(0.0)),
+        format!(
+            "large batches: at {many} sequences W4A16 decodes {:.2} times as fast as BF16, W8A8 {:.2} times",
+            of(&four) / of(&half),
+            of(&eight) / of(&half)
+        ),
+        format!(
+            "small models: they lose more, and save less; {} saves {}, {small}",
+            deployment.shape.name,
+            gb(saved)
+        ),
+        format!(
+            "a small loss is measured, not assumed ({PAGE}): {} nats/token on ref-32m, which was trained longer; {} on ref-8m",
+            losses("ref-32m", ["gptq-int4-g128"]),
+            losses("ref-8m", ["gptq-int4-g128"])
+        ),
+        format!(
+            "inputs of 4 bits: KL {:.4} for W4A4 NVFP4 against {:.4} for W4A16",
+            precision("W4A4 NVFP4").measured_kl().unwrap_or(0.0),
+            precision("W4A16 NVFP4").measured_kl().unwrap_or(0.0)
+        ),
         "training in INT4, and long contexts with keys in INT4, are not solved".to_owned(),
     ]
 }
