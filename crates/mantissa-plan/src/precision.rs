@@ -25,8 +25,11 @@ pub struct Precision {
     pub weights: &'static str,
     /// Scheme of the inputs; `None` leaves them in 16 bits.
     pub inputs: Option<&'static str>,
-    /// Stored bits per weight where a recipe mixes types.
+    /// Stored bits per weight where a recipe mixes types, or its format stores more than the scheme.
     pub bits: Option<f64>,
+    /// Wider type that a recipe mixes with that of `weights`.
+    #[serde(skip)]
+    pub wider: Option<&'static str>,
     /// Schemes of embedding and head; `None` leaves them in bf16.
     pub tables: Option<[&'static str; 2]>,
     /// Checkpoint format.
@@ -43,6 +46,7 @@ const BASE: Precision = Precision {
     weights: "bf16",
     inputs: None,
     bits: None,
+    wider: None,
     tables: None,
     convention: "dense",
     kl: [Some(0.0), Some(0.0)],
@@ -56,7 +60,6 @@ const fn gguf(
     name: &'static str,
     recipe: &'static str,
     weights: &'static str,
-    bits: Option<f64>,
     tables: [&'static str; 2],
 ) -> Precision {
     Precision { tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
@@ -114,8 +117,8 @@ const ROWS: [Precision; 21] = [
     row("W4A16 MXFP4", "mxfp4", "mxfp4"),
     Precision { convention: "bitsandbytes", ..row("W4A16 NF4", "nf4", "nf4") },
     row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym"),
-    gguf("Q3_K_M", "q3_k_m", "q3_k", Some(3.846), ["q3_k", "q6_k"]),
-    gguf("Q2_K", "q2_k", "q2_k", Some(2.930), ["q2_k", "q6_k"]),
+    mixed(gguf("Q3_K_M", "q3_k_m", "q3_k", ["q3_k", "q6_k"]), "q4_k", 3.846),
+    mixed(gguf("Q2_K", "q2_k", "q2_k", ["q2_k", "q6_k"]), "q3_k", 2.930),
 ];
 
 /// Text of a scheme of this crate that does not parse: a bug, which a test excludes.
@@ -165,8 +168,15 @@ impl Precision {
 
     /// Bytes of one matrix of these rows and columns, scales included.
     pub fn matrix_bytes(&self, rows: usize, cols: usize) -> f64 {
+        let weights = (rows * cols) as f64;
+        let of = |name| format_of(name).bits_per_weight(1, cols.max(1));
         match self.bits {
-            Some(bits) => (rows * cols) as f64 * bits / 8.0,
+            _ if self.convention == "gguf" && cols % 256 != 0 => {
+                let bits = of(stored_type(self.weights, cols));
+                let wider = self.wider.map_or(bits, |name| of(stored_type(name, cols)));
+                weights * (bits + (wider - bits) * self.wider_share()) / 8.0
+            }
+            Some(bits) => weights * bits / 8.0,
             None => self.weight_format().total_bits(rows, cols) as f64 / 8.0,
         }
     }
@@ -185,7 +195,9 @@ impl Precision {
 
     /// Bytes of a table of `weights` elements: the embedding (0) or the head (1).
     pub fn table_bytes(&self, which: usize, weights: u64, hidden: u64) -> f64 {
-        let format = self.tables.map_or_else(plain, |names| format_of(names[which.min(1)]));
+        let cols = hidden.max(1) as usize;
+        let format =
+            self.tables.map_or_else(plain, |names| format_of(stored_type(names[which.min(1)], cols)));
         weights as f64 * format.bits_per_weight(1, hidden.max(1) as usize) / 8.0
     }
 }
@@ -210,8 +222,8 @@ pub struct Kv {
     pub by_head: &'static str,
     /// KL in nats/token on babyllama-105 (head width 16), if measured.
     pub kl: Option<f64>,
-    /// Engines with kernels for it.
-    pub engines: &'static str,
+    /// Engines that store it, by their titles; none for the model's own 16 bits, which all store.
+    pub engines: &'static [&'static str],
 }
 
 /// Page with the figures of [`Kv::kl`].
@@ -219,13 +231,14 @@ pub const KV_SOURCE: &str = "docs/results/kv-cache.md";
 
 /// KV schemes, from many bits to few.
 pub const KVS: [Kv; 4] = [
-    Kv { name: "f16", scheme: "f16", by_head: "f16", kl: Some(0.0), engines: "all" },
+    Kv { name: "f16", scheme: "f16", by_head: "f16", kl: Some(0.0), engines: &[] },
     Kv {
         name: "fp8",
         scheme: "fp8-e4m3-tensor",
         by_head: "fp8-e4m3-head",
         kl: Some(0.0048),
-        engines: "vLLM, SGLang, TensorRT-LLM, mantissa",
+        // vLLM --kv-cache-dtype fp8; SGLang --kv-cache-dtype fp8_e4m3; TensorRT-LLM kv_cache_quant_algo FP8.
+        engines: &["vLLM", "SGLang", "TensorRT-LLM", "mantissa"],
     },
     Kv {
         name: "int8",
@@ -267,6 +280,11 @@ impl Kv {
         };
         let found = KVS.into_iter().find(|kv| kv.name == alias);
         found.ok_or_else(|| KvError { found: name.to_owned() })
+    }
+
+    /// True if an engine stores keys and values so; 16 bits all do.
+    pub fn is_stored_by(&self, engine: &str) -> bool {
+        self.engines.is_empty() || self.engines.contains(&engine)
     }
 
     /// Bytes of `elements` values of one token in `heads` heads, scales included.
@@ -341,6 +359,32 @@ mod tests {
             let figure = format!("{}", kv.kl.unwrap());
             assert!(page.contains(figure.trim_start_matches('0')), "{}: {figure}", kv.name);
         }
+    }
+
+    /// Rows of 896 (Qwen2.5-0.5B): 256 does not divide them. Q4_K is stored as Q5_0 (5.5 bits), Q6_K as Q8_0 (8.5), Q5_K as
+    /// Q5_1 (6), the rest as IQ4_NL (4.5): llama.cpp's `tensor_type_fallback`. Q4_K_M has (4.801 - 4.5) / (6.5625 - 4.5) =
+    /// 14.6 % in Q6_K: 5.5 + 3 × .146 = 5.938. Rows of 80 take f16.
+    #[test]
+    fn rows_that_256_does_not_divide_are_stored_wider() {
+        let bits = |name: &str, cols: usize| {
+            8.0 * Precision::named(name).unwrap().matrix_bytes(64, cols) / (64 * cols) as f64
+        };
+        for (name, divided, not) in [
+            ("Q8_0", 8.5, 8.5),
+            ("Q6_K", 6.5625, 8.5),
+            ("Q4_K_M", 4.801, 5.5 + 3.0 * (4.801 - 4.5) / 2.0625),
+            ("Q5_K_M", 5.655, 6.0 + 2.5 * (5.655 - 5.5) / 1.0625),
+            ("IQ4_XS", 4.25, 4.5),
+            ("Q3_K_M", 3.846, 4.5 + (3.846 - 3.4375) / 1.0625),
+            ("Q2_K", 2.93, 4.5),
+        ] {
+            assert!((bits(name, 4096) - divided).abs() < 1e-9, "{name}: {}", bits(name, 4096));
+            assert!((bits(name, 896) - not).abs() < 1e-9, "{name}: {}", bits(name, 896));
+            assert!((bits(name, 80) - 16.0).abs() < 1e-9, "{name}: {}", bits(name, 80));
+        }
+        // The head of 896 columns: Q8_0 in place of Q6_K.
+        let head = Precision::named("Q4_K_M").unwrap().table_bytes(1, 896 * 1000, 896);
+        assert!((head - 896_000.0 * 8.5 / 8.0).abs() < 1e-6, "{head}");
     }
 
     #[test]

@@ -99,6 +99,9 @@ pub struct ModelShape {
     pub kv_heads: usize,
     /// Inner width of what follows the attention, for one token: of the MLP, or of its experts together.
     pub inner: u64,
+    /// Elements that the token mixing of all layers makes for one token when it is trained: queries, keys, values, attended
+    /// values, and latents; those of recurrent mixers.
+    pub mixed: u64,
     /// True if the head is the embedding.
     pub tied: bool,
     /// Linear layers of the decoder.
@@ -225,6 +228,7 @@ impl ModelShape {
             heads,
             kv_heads,
             inner,
+            mixed: every * mixed_elements(dims) as u64,
             tied,
             matrices,
             embedding: (vocab * hidden) as u64,
@@ -286,6 +290,19 @@ impl ModelShape {
             billions(shape.parameters())
         );
         ModelShape { assumed: Some(assumed), ..shape }
+    }
+}
+
+/// Elements of queries, keys, values, attended values and latents of a token in one layer, as the backward needs them: keys
+/// of latent attention with the rotated part in each head.
+fn mixed_elements(dims: &Dims) -> usize {
+    let Dims { heads, kv_heads, head_dim, .. } = *dims;
+    match dims.latent {
+        None => 2 * (heads + kv_heads) * head_dim,
+        Some(latent) => {
+            let (width, value) = (latent.rotated + latent.unrotated, latent.value);
+            2 * heads * (width + value) + latent.queries + latent.keys + latent.rotated
+        }
     }
 }
 

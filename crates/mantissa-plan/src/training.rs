@@ -266,8 +266,8 @@ pub fn gpt_layer_activations(
 /// Bytes of a token's activations in one layer of a decoder with RMSNorm and SwiGLU, in 16 bits with flash attention: `12 h + 4 kv + 6 f`
 /// (our count: inputs of both norms, their outputs, q, attended values and their projection; k and v; gate, up and product).
 pub fn layer_activations(shape: &ModelShape) -> f64 {
-    let kv = shape.caches.iter().map(|c| c.keys.max(c.values)).max().unwrap_or(0) as f64;
-    12.0 * shape.hidden as f64 + 4.0 * kv + 6.0 * shape.inner as f64
+    let mixed = shape.mixed as f64 / shape.layers.max(1) as f64;
+    2.0 * (4.0 * shape.hidden as f64 + mixed + 3.0 * shape.inner as f64)
 }
 
 /// Bytes of a token's logits: bf16, and their f32 gradient.

@@ -2,7 +2,7 @@
 
 use mantissa_num::{minifloat, parse_weight};
 
-use super::measures::{accumulator_error, least_update, sqnr};
+use super::measures::{MEASURED_ON, accumulator_bias, accumulator_error, sqnr, update_limits};
 use super::topic::{Deployment, Topic};
 use crate::hardware::Unit;
 use crate::memory::linear_bytes;
@@ -52,6 +52,7 @@ fn granularity(deployment: &Deployment<'_>) -> Vec<String> {
             "INT4 per channel: {}: at 4 bits and less, only blocks keep the noise down",
             of("int4-channel")
         ),
+        MEASURED_ON.to_owned(),
     ]
 }
 
@@ -66,7 +67,7 @@ fn interchangeable(deployment: &Deployment<'_>) -> Vec<String> {
             db(scheme, Some(50.0))
         )
     };
-    let mut lines = vec!["signal to noise on normal numbers, bits with scales:".to_owned()];
+    let mut lines = vec![format!("signal to noise, bits with scales; {MEASURED_ON}:")];
     lines.extend(COMPARED.map(row));
     lines
 }
@@ -161,7 +162,9 @@ fn blocks(deployment: &Deployment<'_>) -> Vec<String> {
 
 fn accumulator(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |what: &str, k: u64| {
-        let [plain, promoted] = accumulator_error((k as usize).clamp(64, 1 << 15));
+        let summed = (k as usize).clamp(64, 1 << 15);
+        let [plain, promoted] = accumulator_error(summed);
+        let bias = accumulator_bias(summed);
         format!(
             "{what} ({k} products of positive numbers): relative error {plain:.5} in 14 bits, {promoted:.5} with promotion every 128; mean with its sign {bias:+.5}"
         )

@@ -17,6 +17,8 @@ pub struct Loads {
     pub refused: Option<String>,
     /// Warning of an engine that loads it, such as a slow path.
     pub warning: Option<String>,
+    /// Engine that reads it, but as dense weights.
+    pub widened: Option<String>,
 }
 
 impl Loads {
@@ -49,6 +51,14 @@ pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, split: 
         let tp = if divided { split.devices.clamp(1, 1024) as usize } else { 1 };
         let target = EngineTarget { engine, tp, gpu: device.gpu() };
         let report = lint(&subject, &target);
+        if engine.widens(precision.convention) {
+            let why = format!(
+                "{}: decodes {} to dense weights as it loads them, which then take what BF16 takes",
+                engine.title, precision.convention
+            );
+            loads.widened.get_or_insert(why);
+            continue;
+        }
         match report.findings.first() {
             Some(finding) if finding.severity.fails() => {
                 let why = format!("{}: expected {}, got {}", engine.title, finding.requires, finding.found);
@@ -132,6 +142,13 @@ mod tests {
         assert!(engines("8B", "Q4_K_M", "m4-max").engines.contains(&"llama.cpp"));
         let old = engines("8B", "W8A8 FP8", "a100");
         assert!(!old.engines.contains(&"TensorRT-LLM"), "{old:?}");
+        // transformers reads GGUF as dense weights: no engine on Gaudi keeps it.
+        let dense = engines("8B", "Q4_K_M", "gaudi3");
+        assert!(dense.engines.is_empty() && dense.widened.is_some(), "{dense:?}");
+        assert!(!engines("8B", "Q4_K_M", "h100").engines.contains(&"transformers"));
+        // mlx-lm loads what is stored for it; compressed-tensors it does not.
+        assert_eq!(engines("8B", "MLX 4-bit", "m4-max").engines, ["mlx-lm"]);
+        assert!(engines("8B", "W4A16 INT4", "m4-max").engines.is_empty());
         let none = engines("8B", "W4A16 INT4", "gaudi3");
         assert!(none.engines.iter().all(|engine| *engine == "transformers"), "{none:?}");
     }

@@ -34,7 +34,8 @@ use crate::output::{Align, Table, paragraph};
   mantissa explain w4a16 --params 32B --hardware rtx4090
   mantissa explain memory demo
   mantissa explain 0.1 --as bf16,fp8-e4m3,nvfp4
-  mantissa explain 0.1 --as int4-g32 --amax 2.5")]
+  mantissa explain 0.1 --as int4-g32 --amax 2.5
+  mantissa explain 0.1 --as nvfp4 --tensor-amax 1")]
 pub struct Args {
     /// Topic, or a number
     #[arg(allow_negative_numbers = true)]
@@ -51,6 +52,11 @@ pub struct Args {
     /// Decides the scale of formats that have one [default: the number itself].
     #[arg(long, value_name = "X")]
     amax: Option<f32>,
+    /// Largest magnitude of the number's tensor
+    ///
+    /// Decides the scale of NVFP4's tensor, and so how that of the block is rounded [default: that of the block].
+    #[arg(long, value_name = "X")]
+    tensor_amax: Option<f32>,
     /// Tokens of each sequence [default: at most 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     context: Option<u64>,
@@ -87,7 +93,7 @@ impl Execute for Args {
     fn run(&self, context: &Context) -> Result<()> {
         let Some(name) = &self.topic else { return list(context) };
         if let Ok(x) = name.parse::<f64>() {
-            return number::run(x, &self.schemes, self.amax, context);
+            return number::run(x, &self.schemes, [self.amax, self.tensor_amax], context);
         }
         if !self.schemes.is_empty() {
             return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
