@@ -26,12 +26,15 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
         heads: config.num_attention_heads,
         kv_heads: config.num_key_value_heads,
         inner: if experts > 0 { experts } else { config.intermediate_size } as u64,
+        mixed: mixed(config, &matrices),
         tied: config.tie_word_embeddings,
         matrices,
         embedding: table,
         others: all.saturating_sub(linear + table + head),
         caches: caches(config),
         state_bytes: state_bytes(config),
+        state_parts: state_parts(config),
+        experts: config.experts.as_ref().map_or(0, |experts| u64::from(experts.count)),
         assumed: None,
     }
 }
@@ -103,6 +106,7 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
             layers: 1,
             readers: 1,
             heads: 1,
+            shared: width + index,
             keys: width + index,
             values: 0,
             queries: heads * width,
@@ -116,12 +120,36 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
         layers: 1,
         readers: 1,
         heads: heads.key_value,
+        shared: index,
         keys: kv + index,
         values: kv,
         queries,
         attended: queries,
         window,
     }
+}
+
+/// Elements that the token mixing of all layers makes for one token when it is trained: see [`ModelShape::mixed`]. Of a recurrent
+/// mixer: what its projections make, and the input of the last.
+fn mixed(config: &ModelConfig, matrices: &[Matrices]) -> u64 {
+    let attention: usize = config
+        .attention_layers()
+        .map(|layer| match &config.latent {
+            Some(latent) => {
+                let (width, value) = (latent.rotated + latent.unrotated, latent.value);
+                let latents = latent.q_rank.unwrap_or(0) + latent.kv_rank + latent.rotated;
+                2 * config.num_attention_heads * (width + value) + latents
+            }
+            None => {
+                let heads = config.heads(layer);
+                2 * (heads.query + heads.key_value) * heads.dim
+            }
+        })
+        .sum();
+    let made = matrices.iter().filter(|m| m.part == ModelPart::Mixer && m.rows != config.hidden_size);
+    let read = matrices.iter().filter(|m| m.part == ModelPart::Mixer && m.rows == config.hidden_size);
+    let mixers = made.map(|m| m.count * m.rows as u64).chain(read.map(|m| m.count * m.cols as u64));
+    attention as u64 + mixers.sum::<u64>()
 }
 
 /// Tokens at which states that grow with the context (DeepSeek-V4's compressed entries) are counted.
@@ -132,6 +160,12 @@ fn state_bytes(config: &ModelConfig) -> u64 {
     let context = STATE_CONTEXT.min(config.max_position_embeddings);
     let of = |layer| config.recurrent_in(layer).map_or(0, |recurrent| recurrent.state(context).bytes());
     (0..config.num_hidden_layers).map(of).sum()
+}
+
+/// Parts into which devices divide the recurrent states: the fewest of any layer.
+fn state_parts(config: &ModelConfig) -> usize {
+    let of = |layer| config.recurrent_in(layer).map(|recurrent| recurrent.state(0).heads.max(1));
+    (0..config.num_hidden_layers).filter_map(of).min().unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -156,6 +190,7 @@ mod tests {
         let (read, known) = (shape(&config), ModelShape::named("Qwen2.5-32B").unwrap());
         assert_eq!(read.parameters(), known.parameters());
         assert_eq!((&read.caches, read.inner, read.others), (&known.caches, known.inner, known.others));
+        assert_eq!((read.mixed, read.experts, read.state_parts), (known.mixed, 0, 1));
         assert_eq!(read.operations_per_token(), known.operations_per_token());
     }
 
@@ -171,6 +206,7 @@ mod tests {
         let near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 1e-4;
         assert!(near(read.parameters(), known.parameters()), "{} {}", read.parameters(), known.parameters());
         assert!(near(read.active_parameters(), known.active_parameters()));
+        assert_eq!((&read.caches, read.mixed, read.experts), (&known.caches, known.mixed, 128));
         let config = json!({
             "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
             "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,

@@ -23,6 +23,10 @@ pub struct SessionNeeds {
     pub cache: u64,
     /// Buffers of all sessions.
     pub buffers: u64,
+    /// Tokens that the cache of the last model has room for: whole blocks, one more than the context needs.
+    pub room: usize,
+    /// Bytes of a token in the caches of all models.
+    pub token: f64,
 }
 
 impl SessionNeeds {
@@ -46,6 +50,9 @@ impl SessionNeeds {
         let plan = plan.map_or_else(|| f16_cache(&config), Ok)?;
         self.add(Footprint::of(files, &config, threads), SessionFootprint::of(sizes, &config, &plan));
         self.weights = self.weights.saturating_add(adapter::bytes_needed(files, adapter)?);
+        let tokens = sizes.context.saturating_add(plan.block_tokens());
+        self.room = tokens.checked_next_multiple_of(plan.block_tokens()).unwrap_or(tokens);
+        self.token += plan.bytes_per_token();
         Ok(())
     }
 
@@ -55,8 +62,10 @@ impl SessionNeeds {
     /// A config that cannot be read.
     pub fn add_draft(&mut self, files: &ModelFiles, sizes: &RuntimeOptions, threads: usize) -> Result<()> {
         let config = load_config(files)?;
-        let session = SessionFootprint::of_draft(sizes, &config, &f16_cache(&config)?);
+        let plan = f16_cache(&config)?;
+        let session = SessionFootprint::of_draft(sizes, &config, &plan);
         self.add(Footprint::of(files, &config, threads), session);
+        self.token += plan.bytes_per_token();
         Ok(())
     }
 

@@ -5,7 +5,12 @@
 //! recipes and do not predict the loss of another model: larger models lose less at the same bits, models trained
 //! longer lose more.
 
+mod experiments;
+
 use std::sync::LazyLock;
+
+pub(crate) use experiments::experiment;
+pub use experiments::{EXPERIMENTS, Experiment};
 
 /// Models of the figures.
 pub const MODELS: [&str; 2] = ["ref-8m", "ref-32m"];
@@ -79,6 +84,15 @@ pub fn figure(model: &str, recipe: &str, format: Option<&str>) -> Option<&'stati
 /// Returns the KL of a recipe on each of [`MODELS`], if measured.
 pub fn kl(recipe: &str, format: Option<&str>) -> [Option<f64>; 2] {
     MODELS.map(|model| figure(model, recipe, format).map(|row| row.kl))
+}
+
+/// Says the KL of recipes on a model: `w8a8 .00191`.
+pub(crate) fn losses<const N: usize>(model: &str, recipes: [&str; N]) -> String {
+    let of = |recipe: &str| match figure(model, recipe, None) {
+        Some(row) => format!("{recipe} {}", format!("{:.5}", row.kl).trim_start_matches('0')),
+        None => format!("{recipe} not measured"),
+    };
+    recipes.map(of).join(", ")
 }
 
 /// Returns the larger of two measured KLs, by which recipes are ranked everywhere.

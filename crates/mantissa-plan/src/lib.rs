@@ -1,7 +1,7 @@
 //! Arithmetic that needs no weights: what a model takes, how fast it can be, which precision to choose, and what engines load.
 //!
 //! [`shape`] has the sizes of a model, [`hardware`] devices with their figures and fallbacks, [`precision`] the candidates
-//! with their measured quality, [`memory`] bytes of inference, [`training`] bytes of training, [`roofline`] speeds,
+//! with their measured quality, [`parallel`] what each of several devices holds, [`memory`] bytes of inference, [`training`] bytes of training, [`roofline`] speeds,
 //! [`recommend`] the choice with its reasons,
 //! [`explain`] answers to standing questions.
 //!
@@ -13,6 +13,7 @@
 pub mod figures;
 pub mod hardware;
 pub mod offers;
+pub mod parallel;
 pub mod precision;
 pub mod shape;
 

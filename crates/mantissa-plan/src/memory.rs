@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
+use crate::parallel::{Parallel, Split};
 use crate::precision::{Kv, Precision};
-use crate::shape::ModelShape;
+use crate::shape::{CacheLayers, ModelShape};
 
 /// Tokens of a prompt that an engine computes at once (vLLM: `max_num_batched_tokens`).
 pub const CHUNK: u64 = 2048;
@@ -44,44 +45,80 @@ pub fn head_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
     precision.table_bytes(1, shape.vocab * shape.hidden, shape.hidden)
 }
 
-/// Bytes of embedding, head and what is never quantized. A tied table is stored once, as the head.
-pub fn table_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
+/// Bytes of embedding, head and what is never quantized on a device. A tied table is stored once, as the head.
+pub fn table_bytes(shape: &ModelShape, precision: &Precision, split: Split) -> f64 {
     let which = usize::from(shape.tied);
     let embedding = precision.table_bytes(which, shape.embedding, shape.hidden);
     let head = if shape.tied { 0.0 } else { head_bytes(shape, precision) };
-    embedding + head + 2.0 * shape.others as f64
+    split.tables(shape, [embedding, head, 2.0 * shape.others as f64])
 }
 
-/// Bytes of activations and logits with `batch` sequences of `context` tokens.
-pub fn activation_bytes(shape: &ModelShape, context: u64, batch: u64) -> f64 {
-    let chunk = CHUNK.min(context * batch.max(1)) as f64;
-    // Residual stream, its normed copy, q, k, v, attended values; gate, up and their product: 2 bytes each.
-    let widest = shape.caches.iter().map(|c| c.queries + c.keys + c.values + c.attended).max().unwrap_or(0);
-    let token_bytes = 2.0 * (2 * shape.hidden + 3 * shape.inner) as f64 + 2.0 * widest as f64;
-    chunk * token_bytes + 4.0 * (shape.vocab * batch.max(1)) as f64
+/// Bytes of activations and logits on a device with `batch` sequences of `context` tokens.
+pub fn activation_bytes(shape: &ModelShape, context: u64, batch: u64, split: Split) -> f64 {
+    let own = split.sequences(batch);
+    let chunk = CHUNK.min(context.saturating_mul(own)) as f64;
+    // Residual stream, its normed copy, q, k, v, attended values; gate, up and their product: 2 bytes each. Tensor
+    // parallelism divides what follows a matrix, not the stream.
+    let width = |c: &CacheLayers| {
+        let c = split.cache(c);
+        c.queries + c.keys + c.values + c.attended
+    };
+    let widest = shape.caches.iter().map(width).max().unwrap_or(0);
+    let inner =
+        if split.by == Parallel::Tensor { shape.inner as f64 / split.n() } else { shape.inner as f64 };
+    let token_bytes = 2.0 * (2.0 * shape.hidden as f64 + 3.0 * inner) + 2.0 * widest as f64;
+    let rows = if split.by == Parallel::Expert { own } else { batch.max(1) };
+    chunk * token_bytes + 4.0 * shape.vocab as f64 * rows as f64
 }
 
-/// Bytes of inference with `batch` sequences of `context` tokens.
-pub fn inference(shape: &ModelShape, precision: &Precision, kv: &Kv, context: u64, batch: u64) -> Inference {
+/// Bytes of inference with `batch` sequences of `context` tokens, on the fullest device.
+pub fn inference(
+    shape: &ModelShape,
+    precision: &Precision,
+    kv: &Kv,
+    context: u64,
+    batch: u64,
+    split: Split,
+) -> Inference {
+    let linears = |m: &crate::shape::Matrices| {
+        split.weights(shape, m) * m.count as f64 * precision.matrix_bytes(m.rows, m.cols)
+    };
     Inference {
-        linears: linear_bytes(shape, precision),
-        tables: table_bytes(shape, precision),
-        kv: batch as f64 * kv.bytes_of_sequence(shape, context),
-        activations: activation_bytes(shape, context, batch),
+        linears: shape.matrices.iter().map(linears).sum(),
+        tables: table_bytes(shape, precision, split),
+        kv: split.sequences(batch) as f64 * kv.bytes_on_device(shape, context, split),
+        activations: activation_bytes(shape, context, batch, split),
     }
 }
 
-/// Number of sequences of `context` tokens whose KV caches fit beside the weights into `memory` bytes.
-pub fn concurrency(shape: &ModelShape, precision: &Precision, kv: &Kv, context: u64, memory: f64) -> u64 {
-    let one = inference(shape, precision, kv, context, 1);
-    let left = memory - one.weights() - one.activations;
-    let each = one.kv + 4.0 * shape.vocab as f64;
-    if left <= 0.0 || each <= 0.0 { 0 } else { (left / each) as u64 }
+/// Most sequences that [`concurrency`] reports.
+const MOST_SEQUENCES: u64 = 1 << 40;
+
+/// Number of sequences of `context` tokens whose KV caches fit beside the weights into `memory` bytes of each device.
+pub fn concurrency(
+    shape: &ModelShape,
+    precision: &Precision,
+    kv: &Kv,
+    context: u64,
+    memory: f64,
+    split: Split,
+) -> u64 {
+    let fits = |batch: u64| inference(shape, precision, kv, context, batch, split).total() <= memory;
+    if !fits(1) {
+        return 0;
+    }
+    let (mut low, mut high) = (1, MOST_SEQUENCES);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
-/// Longest context of one sequence that fits beside the weights into `memory` bytes, at most the model's.
-pub fn longest_context(shape: &ModelShape, precision: &Precision, kv: &Kv, memory: f64) -> u64 {
-    let fits = |context: u64| inference(shape, precision, kv, context, 1).total() <= memory;
+/// Longest context of one sequence that fits beside the weights into `memory` bytes of each device, at most the
+/// model's.
+pub fn longest_context(shape: &ModelShape, precision: &Precision, kv: &Kv, memory: f64, split: Split) -> u64 {
+    let fits = |context: u64| inference(shape, precision, kv, context, 1, split).total() <= memory;
     if !fits(1) {
         return 0;
     }
@@ -143,7 +180,7 @@ mod tests {
         let memory = crate::hardware::Device::named("rtx4090").unwrap().available();
         let total = |precision: &str, kv: &str| {
             let (precision, kv) = (Precision::named(precision).unwrap(), Kv::named(kv).unwrap());
-            inference(&shape, &precision, &kv, 32_768, 1).total()
+            inference(&shape, &precision, &kv, 32_768, 1, Split::ONE).total()
         };
         assert!(total("BF16", "f16") > 65e9);
         assert!(total("W4A16 INT4", "f16") > memory && total("W4A16 INT4", "fp8") < memory);
@@ -152,11 +189,12 @@ mod tests {
     #[test]
     fn more_memory_holds_more_sequences() {
         let (shape, kv) = (family("8B"), Kv::named("f16").unwrap());
-        let of =
-            |name: &str, memory| concurrency(&shape, &Precision::named(name).unwrap(), &kv, 8192, memory);
+        let of = |name: &str, memory| {
+            concurrency(&shape, &Precision::named(name).unwrap(), &kv, 8192, memory, Split::ONE)
+        };
         assert_eq!(of("BF16", 10e9), 0);
         assert!(of("W8A8 FP8", 80e9) > of("BF16", 80e9));
-        let longest = longest_context(&shape, &Precision::named("BF16").unwrap(), &kv, 24e9);
+        let longest = longest_context(&shape, &Precision::named("BF16").unwrap(), &kv, 24e9, Split::ONE);
         assert!((20_000..60_000).contains(&longest), "{longest}");
     }
 }

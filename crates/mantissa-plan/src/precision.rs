@@ -10,6 +10,8 @@ use mantissa_num::{Code, Scheme, parse_activation, parse_weight};
 use serde::Serialize;
 
 use crate::figures;
+use crate::hardware::Maker;
+use crate::parallel::Split;
 use crate::shape::ModelShape;
 
 /// Precision of weights and inputs.
@@ -23,8 +25,11 @@ pub struct Precision {
     pub weights: &'static str,
     /// Scheme of the inputs; `None` leaves them in 16 bits.
     pub inputs: Option<&'static str>,
-    /// Stored bits per weight where a recipe mixes types.
+    /// Stored bits per weight where a recipe mixes types, or its format stores more than the scheme.
     pub bits: Option<f64>,
+    /// Wider type that a recipe mixes with that of `weights`.
+    #[serde(skip)]
+    pub wider: Option<&'static str>,
     /// Schemes of embedding and head; `None` leaves them in bf16.
     pub tables: Option<[&'static str; 2]>,
     /// Checkpoint format.
@@ -41,6 +46,7 @@ const BASE: Precision = Precision {
     weights: "bf16",
     inputs: None,
     bits: None,
+    wider: None,
     tables: None,
     convention: "dense",
     kl: [Some(0.0), Some(0.0)],
@@ -54,35 +60,65 @@ const fn gguf(
     name: &'static str,
     recipe: &'static str,
     weights: &'static str,
-    bits: Option<f64>,
     tables: [&'static str; 2],
 ) -> Precision {
-    Precision { bits, tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
+    Precision { tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
+}
+
+/// Returns a precision of which a part is stored in a wider type, so that `bits` are stored on average.
+const fn mixed(precision: Precision, wider: &'static str, bits: f64) -> Precision {
+    Precision { bits: Some(bits), wider: Some(wider), ..precision }
+}
+
+/// Returns a precision as MLX stores it: an f16 scale and bias for 64 weights (mlx `affine_quantize`).
+const fn mlx(name: &'static str, recipe: &'static str, weights: &'static str, bits: f64) -> Precision {
+    Precision { bits: Some(bits + 0.5), convention: "mlx", ..row(name, recipe, weights) }
+}
+
+/// Returns the type that llama.cpp stores in place of one whose blocks of 256 do not divide the rows (llama.cpp
+/// src/llama-quant.cpp, `tensor_type_fallback`): one with blocks of 32, or f16 where those do not divide them either.
+fn stored_type(name: &'static str, cols: usize) -> &'static str {
+    let narrow = match name {
+        "q2_k" | "q3_k" | "iq4_xs" => "iq4_nl",
+        "q4_k" => "q5_0",
+        "q5_k" => "q5_1",
+        "q6_k" => "q8_0",
+        other => other,
+    };
+    match (cols % 256, cols % 32) {
+        (0, _) => name,
+        (_, 0) => narrow,
+        _ => "f16",
+    }
 }
 
 /// Every candidate, from many bits to few, with its figures.
-pub static PRECISIONS: LazyLock<[Precision; 17]> = LazyLock::new(|| {
+pub static PRECISIONS: LazyLock<[Precision; 21]> = LazyLock::new(|| {
     ROWS.map(|row| Precision { kl: row.recipe.map_or(row.kl, |recipe| figures::kl(recipe, None)), ..row })
 });
 
-const ROWS: [Precision; 17] = [
+const ROWS: [Precision; 21] = [
     BASE,
     row("W8A16 INT8", "rtn-int8-channel", "int8-channel"),
     Precision { inputs: Some("int8-token"), ..row("W8A8 INT8", "w8a8", "int8-channel") },
     Precision { inputs: Some("fp8-e4m3-token"), ..row("W8A8 FP8", "fp8-dynamic", "fp8-e4m3-channel") },
-    gguf("Q8_0", "q8_0", "q8_0", None, ["q8_0", "q8_0"]),
-    gguf("Q6_K", "q6_k", "q6_k", None, ["q6_k", "q6_k"]),
-    gguf("Q5_K_M", "q5_k_m", "q5_k", Some(5.655), ["q5_k", "q6_k"]),
-    gguf("Q4_K_M", "q4_k_m", "q4_k", Some(4.801), ["q4_k", "q6_k"]),
-    gguf("IQ4_XS", "iq4_xs", "iq4_xs", None, ["iq4_xs", "q6_k"]),
+    mlx("MLX 8-bit", "rtn-int8-g64-asym:minmax", "int8-g64-asym:minmax", 8.0),
+    gguf("Q8_0", "q8_0", "q8_0", ["q8_0", "q8_0"]),
+    mlx("MLX 6-bit", "rtn-int6-g64-asym:minmax", "int6-g64-asym:minmax", 6.0),
+    gguf("Q6_K", "q6_k", "q6_k", ["q6_k", "q6_k"]),
+    mlx("MLX 5-bit", "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax", 5.0),
+    mixed(gguf("Q5_K_M", "q5_k_m", "q5_k", ["q5_k", "q6_k"]), "q6_k", 5.655),
+    mixed(gguf("Q4_K_M", "q4_k_m", "q4_k", ["q4_k", "q6_k"]), "q6_k", 4.801),
+    gguf("IQ4_XS", "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]),
+    mlx("MLX 4-bit", "hqq-int4-g64", "int4-g64-asym:minmax", 4.0),
     row("W4A16 NVFP4", "scalesweep-gptaq-nvfp4", "nvfp4"),
     Precision { inputs: Some("nvfp4"), ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4") },
     row("W4A16 INT4", "gptaq-int4-g128-asym", "int4-g128-asym"),
     row("W4A16 MXFP4", "mxfp4", "mxfp4"),
     Precision { convention: "bitsandbytes", ..row("W4A16 NF4", "nf4", "nf4") },
     row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym"),
-    gguf("Q3_K_M", "q3_k_m", "q3_k", Some(3.846), ["q3_k", "q6_k"]),
-    gguf("Q2_K", "q2_k", "q2_k", Some(2.930), ["q2_k", "q6_k"]),
+    mixed(gguf("Q3_K_M", "q3_k_m", "q3_k", ["q3_k", "q6_k"]), "q4_k", 3.846),
+    mixed(gguf("Q2_K", "q2_k", "q2_k", ["q2_k", "q6_k"]), "q3_k", 2.930),
 ];
 
 /// Text of a scheme of this crate that does not parse: a bug, which a test excludes.
@@ -132,15 +168,36 @@ impl Precision {
 
     /// Bytes of one matrix of these rows and columns, scales included.
     pub fn matrix_bytes(&self, rows: usize, cols: usize) -> f64 {
+        let weights = (rows * cols) as f64;
+        let of = |name| format_of(name).bits_per_weight(1, cols.max(1));
         match self.bits {
-            Some(bits) => (rows * cols) as f64 * bits / 8.0,
+            _ if self.convention == "gguf" && cols % 256 != 0 => {
+                let bits = of(stored_type(self.weights, cols));
+                let wider = self.wider.map_or(bits, |name| of(stored_type(name, cols)));
+                weights * (bits + (wider - bits) * self.wider_share()) / 8.0
+            }
+            Some(bits) => weights * bits / 8.0,
             None => self.weight_format().total_bits(rows, cols) as f64 / 8.0,
         }
     }
 
+    /// Share of the weights that are stored in the wider type of a mixture.
+    fn wider_share(&self) -> f64 {
+        let of = |name| format_of(name).bits_per_weight(1, 256);
+        let own = of(self.weights);
+        self.wider.zip(self.bits).map_or(0.0, |(wider, bits)| (bits - own) / (of(wider) - own))
+    }
+
+    /// True if a plan offers it on devices of a maker: MLX is for Apple's.
+    pub fn is_offered_on(&self, maker: Maker) -> bool {
+        self.convention != "mlx" || maker == Maker::Apple
+    }
+
     /// Bytes of a table of `weights` elements: the embedding (0) or the head (1).
     pub fn table_bytes(&self, which: usize, weights: u64, hidden: u64) -> f64 {
-        let format = self.tables.map_or_else(plain, |names| format_of(names[which.min(1)]));
+        let cols = hidden.max(1) as usize;
+        let format =
+            self.tables.map_or_else(plain, |names| format_of(stored_type(names[which.min(1)], cols)));
         weights as f64 * format.bits_per_weight(1, hidden.max(1) as usize) / 8.0
     }
 }
@@ -165,8 +222,8 @@ pub struct Kv {
     pub by_head: &'static str,
     /// KL in nats/token on babyllama-105 (head width 16), if measured.
     pub kl: Option<f64>,
-    /// Engines with kernels for it.
-    pub engines: &'static str,
+    /// Engines that store it, by their titles; none for the model's own 16 bits, which all store.
+    pub engines: &'static [&'static str],
 }
 
 /// Page with the figures of [`Kv::kl`].
@@ -174,27 +231,30 @@ pub const KV_SOURCE: &str = "docs/results/kv-cache.md";
 
 /// KV schemes, from many bits to few.
 pub const KVS: [Kv; 4] = [
-    Kv { name: "f16", scheme: "f16", by_head: "f16", kl: Some(0.0), engines: "all" },
+    Kv { name: "f16", scheme: "f16", by_head: "f16", kl: Some(0.0), engines: &[] },
     Kv {
         name: "fp8",
         scheme: "fp8-e4m3-tensor",
         by_head: "fp8-e4m3-head",
         kl: Some(0.0048),
-        engines: "vLLM, SGLang, TensorRT-LLM, mantissa",
+        // vLLM --kv-cache-dtype fp8; SGLang --kv-cache-dtype fp8_e4m3; TensorRT-LLM kv_cache_quant_algo FP8.
+        engines: &["vLLM", "SGLang", "TensorRT-LLM", "mantissa"],
     },
     Kv {
         name: "int8",
         scheme: "int8-head",
         by_head: "int8-head",
         kl: Some(0.00017),
-        engines: "mantissa, LMDeploy; llama.cpp as q8_0",
+        // LMDeploy --quant-policy 8; llama.cpp -ctk q8_0; mlx-lm --kv-bits 8; ExLlamaV2 ExLlamaV2Cache_Q8.
+        engines: &["mantissa", "LMDeploy", "llama.cpp", "mlx-lm", "ExLlamaV2"],
     },
     Kv {
         name: "int4",
         scheme: "int4-head-asym",
         by_head: "int4-head-asym",
         kl: Some(0.0275),
-        engines: "mantissa, LMDeploy; llama.cpp as q4_0",
+        // LMDeploy --quant-policy 4; llama.cpp -ctk q4_0; mlx-lm --kv-bits 4; ExLlamaV2 ExLlamaV2Cache_Q4.
+        engines: &["mantissa", "LMDeploy", "llama.cpp", "mlx-lm", "ExLlamaV2"],
     },
 ];
 
@@ -222,6 +282,11 @@ impl Kv {
         found.ok_or_else(|| KvError { found: name.to_owned() })
     }
 
+    /// True if an engine stores keys and values so; 16 bits all do.
+    pub fn is_stored_by(&self, engine: &str) -> bool {
+        self.engines.is_empty() || self.engines.contains(&engine)
+    }
+
     /// Bytes of `elements` values of one token in `heads` heads, scales included.
     pub fn bytes(&self, heads: usize, elements: usize) -> f64 {
         let Ok(scheme) = parse_activation(self.scheme) else { return 2.0 * elements as f64 };
@@ -236,19 +301,27 @@ impl Kv {
 
     /// Bytes of one token in all layers of a model, without regard to windows.
     pub fn bytes_per_token(&self, shape: &ModelShape) -> f64 {
-        let of = |c: &crate::shape::CacheLayers| {
-            c.layers as f64 * (self.bytes(c.heads, c.keys) + self.bytes(c.heads, c.values))
-        };
+        let of = |c: &crate::shape::CacheLayers| c.layers as f64 * self.bytes_of_token(c);
         shape.caches.iter().map(of).sum()
     }
 
     /// Bytes of a sequence of `tokens` tokens: layers with a window hold no more than it.
     pub fn bytes_of_sequence(&self, shape: &ModelShape, tokens: u64) -> f64 {
+        self.bytes_on_device(shape, tokens, Split::ONE)
+    }
+
+    /// Bytes of a sequence of `tokens` tokens on a device of those that hold it.
+    pub fn bytes_on_device(&self, shape: &ModelShape, tokens: u64, split: Split) -> f64 {
         let of = |c: &crate::shape::CacheLayers| {
-            let token = self.bytes(c.heads, c.keys) + self.bytes(c.heads, c.values);
-            (c.layers * c.held(tokens)) as f64 * token
+            (c.layers * c.held(tokens)) as f64 * self.bytes_of_token(&split.cache(c))
         };
-        shape.caches.iter().map(of).sum::<f64>() + shape.state_bytes as f64
+        split.layers(shape) * shape.caches.iter().map(of).sum::<f64>()
+            + split.state(shape) * shape.state_bytes as f64
+    }
+
+    /// Bytes of one token in one layer.
+    pub fn bytes_of_token(&self, cache: &crate::shape::CacheLayers) -> f64 {
+        self.bytes(cache.heads, cache.keys) + self.bytes(cache.heads, cache.values)
     }
 }
 
@@ -286,6 +359,32 @@ mod tests {
             let figure = format!("{}", kv.kl.unwrap());
             assert!(page.contains(figure.trim_start_matches('0')), "{}: {figure}", kv.name);
         }
+    }
+
+    /// Rows of 896 (Qwen2.5-0.5B): 256 does not divide them. Q4_K is stored as Q5_0 (5.5 bits), Q6_K as Q8_0 (8.5), Q5_K as
+    /// Q5_1 (6), the rest as IQ4_NL (4.5): llama.cpp's `tensor_type_fallback`. Q4_K_M has (4.801 - 4.5) / (6.5625 - 4.5) =
+    /// 14.6 % in Q6_K: 5.5 + 3 × .146 = 5.938. Rows of 80 take f16.
+    #[test]
+    fn rows_that_256_does_not_divide_are_stored_wider() {
+        let bits = |name: &str, cols: usize| {
+            8.0 * Precision::named(name).unwrap().matrix_bytes(64, cols) / (64 * cols) as f64
+        };
+        for (name, divided, not) in [
+            ("Q8_0", 8.5, 8.5),
+            ("Q6_K", 6.5625, 8.5),
+            ("Q4_K_M", 4.801, 5.5 + 3.0 * (4.801 - 4.5) / 2.0625),
+            ("Q5_K_M", 5.655, 6.0 + 2.5 * (5.655 - 5.5) / 1.0625),
+            ("IQ4_XS", 4.25, 4.5),
+            ("Q3_K_M", 3.846, 4.5 + (3.846 - 3.4375) / 1.0625),
+            ("Q2_K", 2.93, 4.5),
+        ] {
+            assert!((bits(name, 4096) - divided).abs() < 1e-9, "{name}: {}", bits(name, 4096));
+            assert!((bits(name, 896) - not).abs() < 1e-9, "{name}: {}", bits(name, 896));
+            assert!((bits(name, 80) - 16.0).abs() < 1e-9, "{name}: {}", bits(name, 80));
+        }
+        // The head of 896 columns: Q8_0 in place of Q6_K.
+        let head = Precision::named("Q4_K_M").unwrap().table_bytes(1, 896 * 1000, 896);
+        assert!((head - 896_000.0 * 8.5 / 8.0).abs() < 1e-6, "{head}");
     }
 
     #[test]

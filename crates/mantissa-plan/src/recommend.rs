@@ -3,6 +3,7 @@
 mod loads;
 mod reasons;
 mod row;
+mod sharing;
 mod train;
 
 use serde::Serialize;
@@ -50,7 +51,8 @@ pub struct Answer {
 
 /// Evaluates every precision and chooses.
 pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
-    let rows: Vec<Row> = PRECISIONS.iter().map(|precision| row(shape, device, load, precision)).collect();
+    let candidates = PRECISIONS.iter().filter(|precision| precision.is_offered_on(device.maker));
+    let rows: Vec<Row> = candidates.map(|precision| row(shape, device, load, precision)).collect();
     let max_kl = match shape.parameters() < SMALL_MODEL {
         true => load.max_kl.min(SMALL_MODEL_KL),
         false => load.max_kl,
@@ -73,6 +75,7 @@ pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::parallel::{PARALLELS, Parallel};
 
     fn load() -> Load {
         Load {
@@ -81,6 +84,7 @@ mod tests {
             prefill: 1024,
             decode: 512,
             devices: 1,
+            parallel: Parallel::Tensor,
             reduce_bits: 16.0,
             kv: None,
             max_kl: MAX_KL,
@@ -127,6 +131,53 @@ mod tests {
         let found = recommended("8B", "a100", load());
         let row = found.rows.iter().find(|row| row.precision.name == "W8A8 FP8").unwrap();
         assert!(row.refusal().unwrap().starts_with("runs as W8A16"));
+    }
+
+    /// DeepSeek-V3 in FP8 on 8 H200 with 64 × 32,768 tokens: 84 GB of weights and 147 GB of latents on each; with
+    /// attention by sequence 18.4 GB of latents (arXiv 2412.19437, section 3.4.2, serves it so).
+    #[test]
+    fn a_replicated_cache_is_said_with_ways_around_it() {
+        let wide = Load {
+            devices: 8,
+            batch: 64,
+            context: 32_768,
+            prefill: 30_000,
+            decode: 1024,
+            kv: crate::precision::Kv::named("f16").ok(),
+            ..load()
+        };
+        let found = recommended("DeepSeek-V3", "h200", wide);
+        let row = found.rows.iter().find(|row| row.precision.name == "W8A8 FP8").unwrap();
+        assert!(!row.fits && (row.bytes.kv / 1e9 - 147.37).abs() < 0.01, "{:?}", row.bytes);
+        assert!((row.bytes.weights() / 1e9 - 84.1).abs() < 0.2, "{:?}", row.bytes);
+        let lines = found.recommendation.changes.join("\n");
+        assert!(lines.contains("--parallel data") && lines.contains("--parallel expert"), "{lines}");
+        let by = |parallel| {
+            let found = recommended("DeepSeek-V3", "h200", Load { parallel, ..wide });
+            let row = found.rows.iter().find(|row| row.precision.name == "W8A8 FP8").unwrap().clone();
+            (row.fits, row.decode.tokens_per_s[1])
+        };
+        assert!(by(Parallel::Data).0 && by(Parallel::Pipeline).0);
+        // A step reads an eighth of the latents.
+        assert!(by(Parallel::Data).1 > 1.2 * by(Parallel::Tensor).1, "{:?}", PARALLELS.map(by));
+        // Nothing is replicated: nothing is said.
+        let found = recommended("70B", "h100", Load { devices: 8, ..load() });
+        let lines = found.recommendation.reasons.join("\n") + &found.recommendation.changes.join("\n");
+        assert!(!lines.contains("copies") && !lines.contains("--parallel"), "{lines}");
+    }
+
+    /// Apple's GPUs run mlx-lm beside llama.cpp; other devices do not.
+    #[test]
+    fn apple_is_offered_mlx() {
+        let found = recommended("8B", "m4-max", load());
+        let row = found.rows.iter().find(|row| row.precision.name == "MLX 4-bit").unwrap();
+        assert_eq!((row.refusal(), row.loads.engines.as_slice()), (None, ["mlx-lm"].as_slice()));
+        // 4 bits and an f16 scale and bias for 64 weights.
+        assert!(
+            (row.bytes.linears * 8.0 / ModelShape::named("8B").unwrap().linear_weights() as f64 - 4.5).abs()
+                < 1e-9
+        );
+        assert!(recommended("8B", "h100", load()).rows.iter().all(|row| row.precision.convention != "mlx"));
     }
 
     #[test]

@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use crate::hardware::{CPU_ATTENTION, Device, Execution, Maker, Unit};
 use crate::memory::{CHUNK, head_bytes};
+use crate::parallel::{Parallel, Split};
 use crate::precision::{Kv, Precision};
-use crate::shape::{CacheLayers, Matrices, ModelShape};
+use crate::shape::{CacheLayers, Matrices, ModelPart, ModelShape};
 
 /// Resource that a phase waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -44,7 +45,7 @@ pub struct Speed {
     pub bound: Bound,
     /// Unit of the products.
     pub unit: Unit,
-    /// Bytes read in a step.
+    /// Bytes read in a step, by all devices together.
     pub bytes: f64,
     /// Operations of a step.
     pub operations: f64,
@@ -61,9 +62,9 @@ pub struct Setup<'a> {
     pub kv: &'a Kv,
     /// Device.
     pub device: &'a Device,
-    /// Devices that share each layer (tensor parallelism).
-    pub devices: u64,
-    /// Bits of the values that they sum.
+    /// Devices that share the model, and how.
+    pub split: Split,
+    /// Bits of the values that they exchange.
     pub reduce_bits: f64,
 }
 
@@ -83,6 +84,13 @@ struct Product<'a> {
     tokens: f64,
 }
 
+impl Product<'_> {
+    /// Returns the product repeated so many times.
+    fn times(self, times: f64) -> Self {
+        Product { bytes: times * self.bytes, weights: times * self.weights, met: times * self.met, ..self }
+    }
+}
+
 /// Work of a step.
 struct Work<'a> {
     /// Linear layers, and head.
@@ -91,8 +99,10 @@ struct Work<'a> {
     cache: f64,
     /// Operations of the attention.
     attention: f64,
-    /// Tokens whose states devices sum.
-    reduced: f64,
+    /// Devices that do it at once.
+    devices: f64,
+    /// Seconds of the exchange between them.
+    exchange: f64,
 }
 
 /// Operations for each byte of weights that one token meets: 2 for each weight of `bits` bits.
@@ -114,19 +124,30 @@ impl Setup<'_> {
         self.device.execute(&self.precision.weight_format(), self.precision.input_format().as_ref())
     }
 
-    /// Bytes of keys, values and states that a step reads for one sequence with `depth` tokens.
+    /// Bytes of keys, values and states that a step reads for one sequence with `depth` tokens, by all devices that hold it:
+    /// what is replicated is read as often.
     pub fn cache_reads(&self, depth: u64) -> f64 {
-        let of = |c: &CacheLayers| {
-            let token = self.kv.bytes(c.heads, c.keys) + self.kv.bytes(c.heads, c.values);
-            (c.readers * c.held(depth)) as f64 * token
+        let holders = match self.split.by {
+            Parallel::Pipeline => 1.0,
+            _ => self.split.holders(),
         };
-        self.shape.caches.iter().map(of).sum::<f64>() + 2.0 * self.shape.state_bytes as f64
+        let of = |c: &CacheLayers| {
+            let part = self.split.cache(c);
+            (c.readers * c.held(depth)) as f64 * self.kv.bytes_of_token(&part)
+        };
+        let state = match self.split.by {
+            Parallel::Tensor => self.split.state(self.shape),
+            _ => 1.0,
+        };
+        holders
+            * (self.shape.caches.iter().map(of).sum::<f64>() + 2.0 * state * self.shape.state_bytes as f64)
     }
 
     /// Products of the linear layers in a step of `tokens` tokens that repeats `times` times.
     fn linears(&self, tokens: f64, times: f64) -> Product<'_> {
         let sum = |of: &dyn Fn(&Matrices) -> f64| -> f64 {
-            self.shape.matrices.iter().map(|m| m.count as f64 * m.read_by(tokens) * of(m)).sum()
+            let reads = |m: &Matrices| self.split.readers(m.part) * m.count as f64 * m.read_by(tokens);
+            self.shape.matrices.iter().map(|m| reads(m) * of(m)).sum()
         };
         Product {
             scheme: self.precision.weights,
@@ -145,7 +166,7 @@ impl Setup<'_> {
         Product {
             scheme: quantized.map_or("bf16", |tables| tables[1]),
             unit: if quantized.is_some() { self.execution().unit } else { self.device.half() },
-            bytes: head_bytes(self.shape, self.precision),
+            bytes: self.split.readers(ModelPart::Mlp) * head_bytes(self.shape, self.precision),
             weights,
             met: tokens * weights,
             tokens,
@@ -154,29 +175,57 @@ impl Setup<'_> {
 
     /// Predicts decoding of `batch` sequences with `depth` tokens each.
     pub fn decode(&self, batch: u64, depth: u64) -> Speed {
-        let b = batch.max(1) as f64;
-        let work = Work {
-            products: [self.linears(b, 1.0), self.head(b)],
-            cache: b * self.cache_reads(depth),
-            attention: b * self.shape.attention_operations(depth as f64),
-            reduced: b,
-        };
-        self.speed(b, &work)
+        self.verify(batch, 1, depth)
     }
 
-    /// Predicts the computation of a prompt of `tokens` tokens; logits of the last one only.
+    /// Predicts a step that computes `tokens` tokens of each of `batch` sequences with `depth` tokens before them, as one
+    /// that verifies drafted tokens does: weights, keys and values are read once for all of them.
+    pub fn verify(&self, batch: u64, tokens: u64, depth: u64) -> Speed {
+        let (batch, tokens) = (batch.max(1), tokens.max(1));
+        let all = (batch * tokens) as f64;
+        let (sequences, devices) = match self.split.by {
+            // Every device works on another group of sequences at a time, one after another through all devices.
+            Parallel::Pipeline => (batch.div_ceil(self.split.devices.max(1)), 1.0),
+            // The fullest device decides.
+            _ if self.split.by.divides_sequences() => {
+                (self.split.sequences(batch) * self.split.devices.max(1), self.split.n())
+            }
+            _ => (batch, self.split.n()),
+        };
+        let (b, t) = (sequences as f64, (sequences * tokens) as f64);
+        let work = Work {
+            products: [self.linears(t, 1.0), self.head(t)],
+            cache: b * self.cache_reads(depth),
+            attention: t * self.shape.attention_operations(depth as f64),
+            devices,
+            exchange: self.exchange_seconds(t, 1.0),
+        };
+        self.speed(all, &work)
+    }
+
+    /// Predicts the computation of a prompt of `tokens` tokens; logits of the last one only. Devices that divide
+    /// sequences compute a prompt each.
     pub fn prefill(&self, tokens: u64) -> Speed {
         let n = tokens.max(1) as f64;
         let chunks = (n / CHUNK as f64).ceil();
-        let work = Work {
-            products: [self.linears(n / chunks, chunks), self.head(1.0)],
-            // Keys and values of earlier chunks are read again.
-            cache: (chunks - 1.0) / 2.0 * self.cache_reads(tokens),
-            // A causal token sees half of the others on average.
-            attention: n * self.shape.attention_operations(n / 2.0),
-            reduced: n,
+        let stages = self.split.n();
+        // Prompts at a time, devices, and the time over that of all devices busy: a pipeline fills and drains.
+        let (prompts, devices, filling) = match self.split.by {
+            Parallel::Pipeline => (1.0, stages, (chunks + stages - 1.0) / chunks),
+            _ if self.split.by.divides_sequences() => (stages, stages, 1.0),
+            _ => (1.0, stages, 1.0),
         };
-        self.speed(n, &work)
+        let products = [self.linears(prompts * n / chunks, chunks), self.head(prompts)];
+        let work = Work {
+            products: products.map(|product| product.times(filling)),
+            // Keys and values of earlier chunks are read again.
+            cache: filling * prompts * (chunks - 1.0) / 2.0 * self.cache_reads(tokens),
+            // A causal token sees half of the others on average.
+            attention: filling * prompts * n * self.shape.attention_operations(n / 2.0),
+            devices,
+            exchange: self.exchange_seconds(prompts * n, chunks),
+        };
+        self.speed(prompts * n, &work)
     }
 
     /// Turns the work of a step into tokens/s.
@@ -185,7 +234,7 @@ impl Setup<'_> {
             Maker::Cpu => self.on_processor(work, which),
             _ => self.overlapped(work, which),
         };
-        let reduce = self.reduce_seconds(work.reduced);
+        let reduce = work.exchange;
         let rates = [0, 1, 2].map(|which| tokens / (of(which).iter().sum::<f64>() + reduce));
         let [read, cached, computed] = of(1);
         let parts = [
@@ -207,7 +256,7 @@ impl Setup<'_> {
 
     /// Seconds on a GPU as reading weights, reading the cache, computing: reading and computing overlap, so the shorter counts 0.
     fn overlapped(&self, work: &Work<'_>, which: usize) -> [f64; 3] {
-        let n = self.devices.max(1) as f64;
+        let n = work.devices;
         let shares = &self.device.shares;
         let rate = |unit: Unit| self.device.rate(unit).unwrap_or(1.0) * n * shares.compute[which];
         let bandwidth = self.device.bandwidth * n * shares.bandwidth[which];
@@ -240,16 +289,35 @@ impl Setup<'_> {
         [reading, cached, computing].map(|seconds| seconds / SPREAD[which])
     }
 
-    /// Seconds of the sums over devices in a step of `tokens` tokens: two for each layer, each of which moves `2 (n - 1) / n` of the
-    /// values over every link (ring).
-    pub fn reduce_seconds(&self, tokens: f64) -> f64 {
-        let n = self.devices as f64;
-        if self.devices < 2 || self.device.link == 0.0 {
+    /// Seconds of the exchange between devices in a step of `tokens` tokens in `chunks` chunks.
+    ///
+    /// Tensor parallelism sums twice in each layer, which moves `2 (n - 1) / n` of the values over every link (ring). With
+    /// attention by sequence, tokens are gathered for the rest of the layer and its sums scattered: as much as one sum.
+    /// Experts on devices of their own are sent the tokens that call them, and send back as many. A pipeline sends the
+    /// states on at each of its `n - 1` borders, and is filled by its first chunk.
+    pub fn exchange_seconds(&self, tokens: f64, chunks: f64) -> f64 {
+        let n = self.split.n();
+        if self.split.devices < 2 || self.device.link == 0.0 {
             return 0.0;
         }
-        let values = tokens * self.shape.hidden as f64;
-        let bytes = 2.0 * (n - 1.0) / n * values * self.reduce_bits / 8.0;
-        2.0 * self.shape.layers as f64 * (LATENCY + bytes / (self.device.link * LINK_SHARE))
+        let layers = self.shape.layers as f64;
+        let bytes = tokens * self.shape.hidden as f64 * self.reduce_bits / 8.0;
+        let (times, latencies, moved) = match self.split.by {
+            Parallel::Tensor => (2.0 * layers, 1.0, 2.0 * (n - 1.0) / n * bytes),
+            Parallel::Data => (layers, 2.0, 2.0 * (n - 1.0) / n * bytes),
+            Parallel::Expert => (layers, 2.0, 2.0 * self.called_devices() / n * bytes),
+            Parallel::Pipeline => (1.0, n + chunks - 2.0, (n + chunks - 2.0) / chunks * bytes),
+        };
+        times * (latencies * LATENCY + moved / (self.device.link_among(n) * LINK_SHARE))
+    }
+
+    /// Expected number of other devices whose experts a token calls: a token is sent to each of them once.
+    fn called_devices(&self) -> f64 {
+        let n = self.split.n();
+        let routed = self.shape.matrices.iter().find(|m| m.part == ModelPart::Experts);
+        let called =
+            routed.map_or(0.0, |m| self.shape.experts as f64 * m.active as f64 / m.count.max(1) as f64);
+        (n - 1.0) * (1.0 - (1.0 - 1.0 / n).powf(called))
     }
 
     /// Returns the smallest batch at which decoding is less than `gain` times as fast as with `other`: from there on the
@@ -307,7 +375,7 @@ mod tests {
             precision: &precision,
             kv: &kv,
             device: &device,
-            devices: 1,
+            split: Split::ONE,
             reduce_bits: 16.0,
         };
         setup.decode(batch, depth)
@@ -335,7 +403,7 @@ mod tests {
             precision: &four,
             kv: &kv,
             device: &device,
-            devices: 1,
+            split: Split::ONE,
             reduce_bits: 16.0,
         };
         let crossover = setup.crossover(&Precision::named("BF16").unwrap(), 128, 1.1).unwrap();
@@ -358,6 +426,36 @@ mod tests {
         assert!(speculation(0.1, 8, 0.5) < 1.0);
     }
 
+    /// A step that verifies tokens of one sequence reads its keys and values once: 9 tokens of an 8 B model in 4 bits with 6656
+    /// tokens before them stay bound by reads on an H100, so the step costs what one token does, and the gains are the
+    /// formula's: 2.176 / 1.15, 3.3616 / 1.2, 4.3289 / 1.4 (a = .6, n = 3; a = .8, n = 4 and 8; c = .05).
+    #[test]
+    fn verified_tokens_share_one_read_of_the_cache() {
+        let (shape, device) = (ModelShape::named("8B").unwrap(), Device::named("h100").unwrap());
+        let (precision, kv) = (Precision::named("W4A16 INT4").unwrap(), Kv::named("f16").unwrap());
+        let setup = Setup {
+            shape: &shape,
+            precision: &precision,
+            kv: &kv,
+            device: &device,
+            split: Split::ONE,
+            reduce_bits: 16.0,
+        };
+        for (acceptance, n, right) in [(0.6, 3, 1.892), (0.8, 4, 2.801), (0.8, 8, 3.092)] {
+            let tokens = u64::from(n) + 1;
+            let (one, many) = (setup.decode(1, 6656), setup.verify(1, tokens, 6656));
+            assert_eq!(many.bytes, one.bytes);
+            let step = tokens as f64 * one.tokens_per_s[1] / many.tokens_per_s[1];
+            let gain = speculation(acceptance, n, 0.05) / step;
+            assert!((gain - right).abs() < 0.01, "{n}: {gain}");
+        }
+        // Sequences have caches of their own.
+        assert!(setup.decode(4, 6656).bytes > setup.verify(1, 4, 6656).bytes);
+        // With 64 sequences of 9 tokens, operations bind: a step costs more than one token of each.
+        let step = 9.0 * setup.decode(64, 128).tokens_per_s[1] / setup.verify(64, 9, 128).tokens_per_s[1];
+        assert!(step > 2.0, "{step}");
+    }
+
     #[test]
     fn sums_over_devices_cost_their_bytes() {
         let (shape, device) = (ModelShape::named("70B").unwrap(), Device::named("h100").unwrap());
@@ -367,14 +465,16 @@ mod tests {
             precision: &precision,
             kv: &kv,
             device: &device,
-            devices: 4,
+            split: Split { devices: 4, by: Parallel::Tensor },
             reduce_bits: 16.0,
         };
-        let wide = setup.reduce_seconds(2048.0);
-        let narrow = Setup { reduce_bits: 8.0, ..setup }.reduce_seconds(2048.0);
+        let wide = setup.exchange_seconds(2048.0, 1.0);
+        let narrow = Setup { reduce_bits: 8.0, ..setup }.exchange_seconds(2048.0, 1.0);
         // 2 · 80 sums of 2048 × 8192 × 2 bytes × 1.5 over 337.5 GB/s.
         let expected = 160.0 * (LATENCY + 2048.0 * 8192.0 * 2.0 * 1.5 / 337.5e9);
         assert!((wide / expected - 1.0).abs() < 1e-12);
-        assert!(narrow < 0.55 * wide && Setup { devices: 1, ..setup }.reduce_seconds(2048.0) == 0.0);
+        assert!(
+            narrow < 0.55 * wide && Setup { split: Split::ONE, ..setup }.exchange_seconds(2048.0, 1.0) == 0.0
+        );
     }
 }

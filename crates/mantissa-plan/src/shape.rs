@@ -59,6 +59,8 @@ pub struct CacheLayers {
     pub readers: u64,
     /// Key/value heads.
     pub heads: usize,
+    /// Elements of a token's key that belong to no head, so that every device needs them: a latent, keys of an index.
+    pub shared: usize,
     /// Elements of a token's key, all heads.
     pub keys: usize,
     /// Elements of a token's value, all heads; 0 where keys and values are one latent.
@@ -97,6 +99,9 @@ pub struct ModelShape {
     pub kv_heads: usize,
     /// Inner width of what follows the attention, for one token: of the MLP, or of its experts together.
     pub inner: u64,
+    /// Elements that the token mixing of all layers makes for one token when it is trained: queries, keys, values, attended
+    /// values, and latents; those of recurrent mixers.
+    pub mixed: u64,
     /// True if the head is the embedding.
     pub tied: bool,
     /// Linear layers of the decoder.
@@ -109,6 +114,10 @@ pub struct ModelShape {
     pub caches: Vec<CacheLayers>,
     /// Bytes of the recurrent state of a sequence.
     pub state_bytes: u64,
+    /// Parts into which devices divide that state: heads; 1 where each needs all of it.
+    pub state_parts: usize,
+    /// Routed experts of a layer; 0 without.
+    pub experts: u64,
     /// Assumption behind the sizes, if they come from no config.
     pub assumed: Option<String>,
 }
@@ -219,12 +228,15 @@ impl ModelShape {
             heads,
             kv_heads,
             inner,
+            mixed: every * mixed_elements(dims) as u64,
             tied,
             matrices,
             embedding: (vocab * hidden) as u64,
             others: (2 * every + 1) * hidden as u64 + biases + routers,
             caches: caches(dims),
             state_bytes: 0,
+            state_parts: 1,
+            experts: dims.mixture.map_or(0, |mixture| mixture.experts),
             assumed: None,
         }
     }
@@ -281,6 +293,19 @@ impl ModelShape {
     }
 }
 
+/// Elements of queries, keys, values, attended values and latents of a token in one layer, as the backward needs them: keys
+/// of latent attention with the rotated part in each head.
+fn mixed_elements(dims: &Dims) -> usize {
+    let Dims { heads, kv_heads, head_dim, .. } = *dims;
+    match dims.latent {
+        None => 2 * (heads + kv_heads) * head_dim,
+        Some(latent) => {
+            let (width, value) = (latent.rotated + latent.unrotated, latent.value);
+            2 * heads * (width + value) + latent.queries + latent.keys + latent.rotated
+        }
+    }
+}
+
 /// Describes the KV caches of `dims`.
 fn caches(dims: &Dims) -> Vec<CacheLayers> {
     let Dims { layers, heads, kv_heads, head_dim, .. } = *dims;
@@ -289,6 +314,7 @@ fn caches(dims: &Dims) -> Vec<CacheLayers> {
             layers,
             readers: layers,
             heads: kv_heads,
+            shared: 0,
             keys: kv_heads * head_dim,
             values: kv_heads * head_dim,
             queries: heads * head_dim,
@@ -299,6 +325,7 @@ fn caches(dims: &Dims) -> Vec<CacheLayers> {
             layers,
             readers: layers,
             heads: 1,
+            shared: latent.keys + latent.rotated,
             keys: latent.keys + latent.rotated,
             values: 0,
             queries: heads * (latent.keys + latent.rotated),

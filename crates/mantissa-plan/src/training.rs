@@ -3,10 +3,14 @@
 //! Sources: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3), Megatron-LM `docs/source/api-guide/dist_optimizer.md`,
 //! activation memory of Korthikanti et al. 2022 (arXiv 2205.05198, table 2), QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
 
+mod policy;
+
 use mantissa_num::parse_weight;
 use serde::Serialize;
 
 use crate::shape::ModelShape;
+
+pub use policy::{POLICIES, PolicyStorage, policy_storage};
 
 /// Bytes per parameter of a training recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -15,7 +19,8 @@ pub struct TrainingRecipe {
     pub name: &'static str,
     /// Description.
     pub about: &'static str,
-    /// Policy of `mantissa train`, if it has one.
+    /// Policy of `mantissa train` with the same products, if it has one; what it stores is another matter:
+    /// [`TrainingRecipe::trainer_bytes`].
     pub policy: Option<&'static str>,
     /// Weights that the forward reads.
     pub weights: f64,
@@ -227,6 +232,12 @@ impl TrainingRecipe {
             + divided(3, self.weights + self.copies)
     }
 
+    /// Bytes per parameter that `mantissa train` takes under the recipe's policy, with moments of the recipe's size: its
+    /// weights, master copy and gradients are those of the policy. `None` without a policy.
+    pub fn trainer_bytes(&self, shape: &ModelShape) -> Option<f64> {
+        Some(policy_storage(self.policy?)?.bytes_per_parameter(shape, self.moments))
+    }
+
     /// Bytes per parameter of one device that holds all.
     pub fn total(&self) -> f64 {
         self.bytes_per_parameter(Zero::None, 1)
@@ -263,11 +274,12 @@ pub fn gpt_layer_activations(
     }
 }
 
-/// Bytes of a token's activations in one layer of a decoder with RMSNorm and SwiGLU, in 16 bits with flash attention: `12 h + 4 kv + 6 f`
-/// (our count: inputs of both norms, their outputs, q, attended values and their projection; k and v; gate, up and product).
+/// Bytes of a token's activations in one layer of a decoder with RMSNorm and SwiGLU, in 16 bits with flash attention, the mean of
+/// all layers (our count: inputs of both norms and their outputs, 4 h; queries, keys, values and attended values in their
+/// own width, and latents, whose norms are computed again; gate, up and product, 3 f).
 pub fn layer_activations(shape: &ModelShape) -> f64 {
-    let kv = shape.caches.iter().map(|c| c.keys.max(c.values)).max().unwrap_or(0) as f64;
-    12.0 * shape.hidden as f64 + 4.0 * kv + 6.0 * shape.inner as f64
+    let mixed = shape.mixed as f64 / shape.layers.max(1) as f64;
+    2.0 * (4.0 * shape.hidden as f64 + mixed + 3.0 * shape.inner as f64)
 }
 
 /// Bytes of a token's logits: bf16, and their f32 gradient.
@@ -374,12 +386,27 @@ pub fn frozen_bytes(shape: &ModelShape, base: &str) -> f64 {
     linears + 2.0 * (shape.parameters() - shape.linear_weights()) as f64
 }
 
-/// Operations of training on one token: 6 for each weight that it meets (2 forward, 4 backward), 8 with recomputation.
-pub fn operations_per_token(shape: &ModelShape, sequence: u64, recompute: Recompute) -> f64 {
-    let factor = if recompute == Recompute::Layers { 4.0 } else { 3.0 };
+/// Operations of training on one token. For each weight that it meets 2 forward, 2 for the gradient of its input, and 2 for that
+/// of the weight, which frozen weights have none of: 6, or 4 with adapters, whose own are few; 2 more with recomputation.
+/// Attention has gradients of both operands always.
+pub fn operations_per_token(
+    shape: &ModelShape,
+    sequence: u64,
+    recompute: Recompute,
+    trained: Trained,
+) -> f64 {
+    let again = if recompute == Recompute::Layers { 1.0 } else { 0.0 };
+    let (weights, adapters) = match trained {
+        Trained::All => (3.0, 0.0),
+        Trained::Adapters { rank, .. } => (2.0, active_adapter_parameters(shape, rank)),
+    };
     // A causal token sees half the sequence on average.
-    let forward = shape.operations_per_token()
-        + shape.head_operations()
-        + shape.attention_operations(sequence as f64 / 2.0);
-    factor * forward
+    let attention = shape.attention_operations(sequence as f64 / 2.0);
+    (weights + again) * (shape.operations_per_token() + shape.head_operations())
+        + (3.0 + again) * (attention + 2.0 * adapters)
+}
+
+/// Parameters of adapters that a token meets.
+fn active_adapter_parameters(shape: &ModelShape, rank: u64) -> f64 {
+    shape.matrices.iter().map(|m| (m.active * rank * (m.rows + m.cols) as u64) as f64).sum()
 }

@@ -180,6 +180,26 @@ fn activations_of_llama_3_8b() {
     assert!((logit_bytes(&model) * 8192.0 / 1e9 - 6.3).abs() < 0.01);
 }
 
+/// Queries of a width of their own, at 4096 tokens. DeepSeek-V3, a token and layer: 4 × 7168; queries and keys of 128 × 192,
+/// values and attended values of 128 × 128; latents of 1536 and 576; 3 × 18,432 of 8 + 1 experts of 2048: 168,000 elements × 2
+/// bytes × 61 × 4096 = 84.0 GB. Qwen3-30B-A3B: 4 × 2048; queries and attended values of 32 × 128, keys and values of 4 × 128;
+/// 3 × 8 × 768: 35,840 × 2 × 48 × 4096 = 14.1 GB. Qwen2.5-0.5B: 14 × 64 is its hidden size.
+#[test]
+fn activations_of_wide_queries() {
+    for (name, elements) in [
+        ("DeepSeek-V3", 4 * 7168 + 2 * 128 * 192 + 2 * 128 * 128 + 1536 + 576 + 3 * 18_432),
+        ("Qwen3-30B-A3B", 4 * 2048 + 2 * 32 * 128 + 2 * 4 * 128 + 3 * 8 * 768),
+        ("Qwen2.5-0.5B", 6 * 896 + 2 * 2 * 64 + 3 * 4864),
+        ("gpt-oss-20b", 4 * 2880 + 2 * 64 * 64 + 2 * 8 * 64 + 3 * 4 * 2880),
+        ("Llama-3.1-405B", 6 * 16_384 + 2 * 8 * 128 + 3 * 53_248),
+    ] {
+        assert_eq!(layer_activations(&shape(name)), f64::from(2 * elements), "{name}");
+    }
+    let gb = |name: &str| activations(&shape(name), 4096, 1, Recompute::Scores) / 1e9;
+    assert!((gb("DeepSeek-V3") - 83.95).abs() < 0.01, "{}", gb("DeepSeek-V3"));
+    assert!((gb("Qwen3-30B-A3B") - 14.09).abs() < 0.01, "{}", gb("Qwen3-30B-A3B"));
+}
+
 #[test]
 fn storage_bits() {
     let bits = |name: &str| mantissa_num::parse_weight(name).unwrap().format.bits_per_weight(4096, 4096);

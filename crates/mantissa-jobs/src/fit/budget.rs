@@ -4,6 +4,7 @@ use std::fmt;
 
 use mantissa_plan::hardware::Device;
 use mantissa_plan::memory;
+use mantissa_plan::parallel::Split;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::shape::ModelShape;
 use mantissa_quant::Plan;
@@ -163,7 +164,7 @@ impl Serving {
 
     /// Returns the bytes of activations and logits, which no scheme of weights or KV cache changes.
     pub fn activations(&self, shape: &ModelShape) -> u64 {
-        memory::activation_bytes(shape, self.context, self.sequences) as u64
+        memory::activation_bytes(shape, self.context, self.sequences, Split::ONE) as u64
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Engine {
     pub(super) split: Option<&'static str>,
     /// Formats of [`KEPT_BY_SOME`] that its users keep quantized models in.
     pub(super) keeps: &'static [&'static str],
+    /// Formats that it decodes to dense weights as it loads them, so that they save no memory.
+    pub(super) widens: &'static [&'static str],
     /// Identifiers of the rules in `rules/` that it shares with others.
     pub(super) shared: &'static [&'static str],
     /// Rules of its own; the first one's source is cited for what it loads.
@@ -53,6 +55,11 @@ impl Engine {
     pub fn command(&self, path: &str, tp: usize) -> Option<String> {
         let split = self.split.filter(|_| tp > 1).map_or(String::new(), |flag| format!(" {flag} {tp}"));
         self.command.map(|command| command.replace("{model}", path).replace("{prompt}", PROMPT) + &split)
+    }
+
+    /// True if the engine decodes weights of `format` to dense ones as it loads them.
+    pub fn widens(&self, format: &str) -> bool {
+        self.widens.contains(&format)
     }
 
     /// True if users of the engine keep quantized models in `format`.

@@ -2,7 +2,7 @@
 
 use mantissa_num::{minifloat, parse_weight};
 
-use super::measures::{accumulator_error, compensation_error, sqnr};
+use super::measures::{accumulator_error, compensation_error, sqnr, update_limits};
 use crate::hardware::{Device, Unit};
 use crate::precision::Kv;
 use crate::roofline::decode_intensity;
@@ -223,10 +223,12 @@ pub const CORRECTIONS: &[Correction] = &[
     Correction {
         id: 11,
         said: "on normal numbers INT8 has 48 dB and INT4 24 dB",
-        right: "that is the rule for uniform numbers; scaled by the maximum, INT8 has 38 dB per tensor and 44 in groups of 128, INT4 18.6 in groups of 128",
+        right: "that is the rule for uniform numbers. Of normal numbers, with scales of the largest magnitude over 127 or 7: INT8 40 dB in a tensor of 32,768, about 38 in one of millions, 44 in groups of 128; INT4 18.6 in groups of 128",
         source: "measured",
         figures: || {
             vec![
+                // 10 lg(12 (127 / 4.2)²): the largest of 32,768 normal numbers is about 4.2; of 16 million 5.4.
+                figure("INT8, a tensor of 32,768, dB", db("int8-tensor-sym:restricted"), 40.4, 0.02),
                 figure("INT8, groups of 128, dB", db("int8-g128-sym:restricted"), 43.8, 0.02),
                 figure("INT8, groups of 32, dB", db("int8-g32-sym:restricted"), 45.4, 0.02),
                 figure("INT4, groups of 128, dB", db("int4-g128-sym:restricted"), 18.6, 0.02),
@@ -318,12 +320,11 @@ pub const CORRECTIONS: &[Correction] = &[
         right: "it stalls: updates below half of a weight's last digit are lost. With stochastic rounding it equals f32",
         source: "measured: docs/results/training.md",
         figures: || {
-            vec![figure(
-                "relative change that bf16 keeps",
-                super::measures::least_update(mantissa_num::Code::Float(minifloat::BF16)),
-                0.003_906_25,
-                1e-9,
-            )]
+            let [dropped, kept] = update_limits(minifloat::BF16);
+            vec![
+                figure("relative change below which bf16 keeps none", dropped, 0.001_953_125, 1e-9),
+                figure("above which it keeps all", kept, 0.003_906_25, 1e-9),
+            ]
         },
     },
     Correction {

@@ -1,8 +1,8 @@
 //! Topics about number formats.
 
-use mantissa_num::{Code, minifloat, parse_weight};
+use mantissa_num::{minifloat, parse_weight};
 
-use super::measures::{accumulator_error, least_update, sqnr};
+use super::measures::{MEASURED_ON, accumulator_bias, accumulator_error, sqnr, update_limits};
 use super::topic::{Deployment, Topic};
 use crate::hardware::Unit;
 use crate::memory::linear_bytes;
@@ -52,6 +52,7 @@ fn granularity(deployment: &Deployment<'_>) -> Vec<String> {
             "INT4 per channel: {}: at 4 bits and less, only blocks keep the noise down",
             of("int4-channel")
         ),
+        MEASURED_ON.to_owned(),
     ]
 }
 
@@ -66,7 +67,7 @@ fn interchangeable(deployment: &Deployment<'_>) -> Vec<String> {
             db(scheme, Some(50.0))
         )
     };
-    let mut lines = vec!["signal to noise on normal numbers, bits with scales:".to_owned()];
+    let mut lines = vec![format!("signal to noise, bits with scales; {MEASURED_ON}:")];
     lines.extend(COMPARED.map(row));
     lines
 }
@@ -161,15 +162,18 @@ fn blocks(deployment: &Deployment<'_>) -> Vec<String> {
 
 fn accumulator(deployment: &Deployment<'_>) -> Vec<String> {
     let of = |what: &str, k: u64| {
-        let [plain, promoted] = accumulator_error((k as usize).clamp(64, 1 << 15));
+        let summed = (k as usize).clamp(64, 1 << 15);
+        let [plain, promoted] = accumulator_error(summed);
+        let bias = accumulator_bias(summed);
         format!(
-            "{what} ({k} products): relative error {plain:.5} in 14 bits, {promoted:.5} with promotion every 128"
+            "{what} ({k} products of positive numbers): relative error {plain:.5} in 14 bits, {promoted:.5} with promotion every 128; mean with its sign {bias:+.5}"
         )
     };
     let widest =
         deployment.shape.matrices.iter().map(|m| m.cols as u64).max().unwrap_or(deployment.shape.hidden);
     vec![
         "Hopper's tensor cores keep about 14 bits of a sum of FP8 products, so the error grows with its length (modelled, not compared with the hardware)".to_owned(),
+        "it has one sign: lower bits are cut off, so every sum of products of one sign is too small, and no average over layers or steps removes it; products of both signs lose an eighth to a hundredth as much (docs/results/arithmetic.md)".to_owned(),
         of("sums over the hidden states", deployment.shape.hidden),
         of("the longest sums", widest),
         "sums of int8 products are exact in 32 bits up to 130,000 products".to_owned(),
@@ -186,7 +190,7 @@ fn half_formats(_: &Deployment<'_>) -> Vec<String> {
             float.max(),
             float.min_normal(),
             float.min_subnormal(),
-            2.0 * least_update(Code::Float(float))
+            2.0 * update_limits(float)[1]
         )
     };
     vec![

@@ -1,7 +1,9 @@
 //! Topics about running quantized models.
 
 use super::topic::{Deployment, Topic};
+use crate::figures::{PAGE, experiment, losses};
 use crate::memory::{capacity, concurrency, inference, linear_bytes, longest_context};
+use crate::parallel::{PARALLELS, Parallel, Split};
 use crate::precision::{KVS, Kv, PRECISIONS, Precision};
 use crate::recommend::{Row, answer, gb, rate};
 use crate::roofline::{Bound, Setup, decode_intensity, speculation};
@@ -145,7 +147,14 @@ fn kv_cache(deployment: &Deployment<'_>) -> Vec<String> {
             100.0 * share(kv, deployment.load.batch.max(16)),
             deployment.load.batch.max(16),
             rate(setup.decode(deployment.load.batch.max(16), depth).tokens_per_s[1]),
-            concurrency(deployment.shape, &half, kv, deployment.load.context, memory),
+            concurrency(
+                deployment.shape,
+                &half,
+                kv,
+                deployment.load.context,
+                memory,
+                deployment.load.split()
+            ),
             kv.kl.map_or_else(|| "not measured".to_owned(), |kl| format!("{kl}"))
         )
     };
@@ -168,9 +177,16 @@ fn int4_kv(deployment: &Deployment<'_>) -> Vec<String> {
             "{}: {}, beside W4A16 INT4 weights; KL {} on babyllama-105",
             kv.name,
             capacity(
-                concurrency(deployment.shape, &four, &kv, deployment.load.context, memory),
+                concurrency(
+                    deployment.shape,
+                    &four,
+                    &kv,
+                    deployment.load.context,
+                    memory,
+                    deployment.load.split()
+                ),
                 deployment.load.context,
-                longest_context(deployment.shape, &four, &kv, memory),
+                longest_context(deployment.shape, &four, &kv, memory, deployment.load.split()),
             ),
             kv.kl.unwrap_or(0.0)
         )
@@ -179,7 +195,12 @@ fn int4_kv(deployment: &Deployment<'_>) -> Vec<String> {
         "where the cache does not fit otherwise, and long contexts are not read back exactly: with scales per token and head".to_owned(),
         line(of("int8")),
         line(of("int4")),
-        "keys suffer first: on babyllama-105, keys alone in int4 cost five times what values cost (docs/results/kv-cache.md)".to_owned(),
+        format!(
+            "keys suffer first: keys alone in int4 cost KL {}, values alone {} ({})",
+            experiment("keys-int4").figure(),
+            experiment("values-int4").figure(),
+            experiment("keys-int4").source()
+        ),
     ]
 }
 
@@ -224,10 +245,28 @@ fn methods(deployment: &Deployment<'_>) -> Vec<String> {
         .execute(&precision("W8A8 FP8").weight_format(), precision("W8A8 FP8").input_format().as_ref());
     let native = native.fallback.unwrap_or_else(|| format!("multiplied in {}", native.unit));
     vec![
-        format!("FP8 W8A8 saves operations too, where the device has them; here: {native}. Linear layers {}", bytes("W8A8 FP8")),
-        format!("AWQ and GPTQ are methods for the same 4-bit format, {}: AWQ scales salient channels, GPTQ corrects errors by the Hessian of the inputs", bytes("W4A16 INT4")),
-        "KL on ref-32m (docs/results/weights.md): gptaq .0132, gptq .0143, awq .0208, rounding to nearest .0240 in int4-g128-asym".to_owned(),
-        format!("for this load: {}", answer(deployment.shape, deployment.device, deployment.load).recommendation.precision.unwrap_or("nothing fits")),
+        format!(
+            "FP8 W8A8 saves operations too, where the device has them; here: {native}. Linear layers {}",
+            bytes("W8A8 FP8")
+        ),
+        format!(
+            "AWQ and GPTQ are methods for the same 4-bit format, {}: AWQ scales salient channels, GPTQ corrects errors by the Hessian of the inputs",
+            bytes("W4A16 INT4")
+        ),
+        format!(
+            "KL on ref-32m ({PAGE}): {}",
+            losses(
+                "ref-32m",
+                ["gptaq-int4-g128-asym", "gptq-int4-g128-asym", "awq-int4-g128-asym", "rtn-int4-g128-asym"]
+            )
+        ),
+        format!(
+            "for this load: {}",
+            answer(deployment.shape, deployment.device, deployment.load)
+                .recommendation
+                .precision
+                .unwrap_or("nothing fits")
+        ),
     ]
 }
 
@@ -242,10 +281,26 @@ fn bad_int4(deployment: &Deployment<'_>) -> Vec<String> {
         "which counts"
     };
     vec![
-        format!("large batches: at {many} sequences W4A16 decodes {:.2} times as fast as BF16, W8A8 {:.2} times", of(&four) / of(&half), of(&eight) / of(&half)),
-        format!("small models: they lose more, and save less; {} saves {}, {small}", deployment.shape.name, gb(saved)),
-        "a small loss is measured, not assumed: ref-32m, trained longer, loses 3.2 times what ref-8m loses under GPTQ in 4 bits".to_owned(),
-        format!("inputs of 4 bits: KL {:.4} for W4A4 NVFP4 against {:.4} for W4A16", precision("W4A4 NVFP4").measured_kl().unwrap_or(0.0), precision("W4A16 NVFP4").measured_kl().unwrap_or(0.0)),
+        format!(
+            "large batches: at {many} sequences W4A16 decodes {:.2} times as fast as BF16, W8A8 {:.2} times",
+            of(&four) / of(&half),
+            of(&eight) / of(&half)
+        ),
+        format!(
+            "small models: they lose more, and save less; {} saves {}, {small}",
+            deployment.shape.name,
+            gb(saved)
+        ),
+        format!(
+            "a small loss is measured, not assumed ({PAGE}): {} nats/token on ref-32m, which was trained longer; {} on ref-8m",
+            losses("ref-32m", ["gptq-int4-g128"]),
+            losses("ref-8m", ["gptq-int4-g128"])
+        ),
+        format!(
+            "inputs of 4 bits: KL {:.4} for W4A4 NVFP4 against {:.4} for W4A16",
+            precision("W4A4 NVFP4").measured_kl().unwrap_or(0.0),
+            precision("W4A16 NVFP4").measured_kl().unwrap_or(0.0)
+        ),
         "training in INT4, and long contexts with keys in INT4, are not solved".to_owned(),
     ]
 }
@@ -254,9 +309,10 @@ fn speculative(deployment: &Deployment<'_>) -> Vec<String> {
     let four = precision("W4A16 INT4");
     let setup = deployment.setup(&four, &KVS[0]);
     let verify = |n: u32| {
-        let one = 1.0 / setup.decode(1, deployment.load.depth()).tokens_per_s[1];
-        let many = f64::from(n + 1) / setup.decode(u64::from(n) + 1, deployment.load.depth()).tokens_per_s[1];
-        many / one
+        let tokens = u64::from(n) + 1;
+        let depth = deployment.load.depth();
+        let one = 1.0 / setup.decode(1, depth).tokens_per_s[1];
+        tokens as f64 / setup.verify(1, tokens, depth).tokens_per_s[1] / one
     };
     let line = |acceptance: f64, n: u32| {
         let gain = speculation(acceptance, n, 0.05) / verify(n);
@@ -267,7 +323,7 @@ fn speculative(deployment: &Deployment<'_>) -> Vec<String> {
         )
     };
     vec![
-        "several tokens are verified in one step, which reads the weights once; drafting costs a twentieth of a step each here".to_owned(),
+        "several tokens of a sequence are verified in one step, which reads the weights and the sequence's keys and values once; drafting costs a twentieth of a step each here".to_owned(),
         line(0.6, 3),
         line(0.8, 4),
         line(0.8, 8),
@@ -305,9 +361,10 @@ fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
     let half = precision("BF16");
     let kv = KVS[0];
     let of = |devices: u64, reduce_bits: f64| {
-        let setup = Setup { devices, reduce_bits, ..deployment.setup(&half, &kv) };
+        let split = Split { devices, by: Parallel::Tensor };
+        let setup = Setup { split, reduce_bits, ..deployment.setup(&half, &kv) };
         let one = setup.decode(1, deployment.load.depth());
-        let prompt = setup.reduce_seconds(2048.0);
+        let prompt = setup.exchange_seconds(2048.0, 1.0);
         let bound = if one.bound == Bound::Link { ", waits for links" } else { "" };
         format!(
             "{devices} devices, sums in {reduce_bits:.0} bits: decoding {}{bound}; sums of a chunk of 2048 tokens {:.1} ms",
@@ -316,7 +373,22 @@ fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
         )
     };
     let link = deployment.device.link / 1e9;
-    vec![
+    let held = |by: Parallel| {
+        let (load, split) = (deployment.load, Split { devices: 8, by });
+        let batch = load.batch.max(8);
+        let bytes = inference(deployment.shape, &half, &kv, load.context, batch, split);
+        let setup = Setup { split, ..deployment.setup(&half, &kv) };
+        format!(
+            "--parallel {} on 8 devices, {batch} × {} tokens: weights {} and KV cache {} on each, decoding {} tok/s",
+            by.name(),
+            load.context,
+            gb(bytes.weights()),
+            gb(bytes.kv),
+            rate(setup.decode(batch, load.depth()).tokens_per_s[1])
+        )
+    };
+    let ways = PARALLELS.into_iter().filter(|by| by.suits(deployment.shape));
+    let mut lines = vec![
         format!(
             "two sums over devices in each of {} layers, over links of {link:.0} GB/s",
             deployment.shape.layers
@@ -324,7 +396,10 @@ fn tensor_parallel(deployment: &Deployment<'_>) -> Vec<String> {
         of(2, 16.0),
         of(8, 16.0),
         of(8, 8.0),
-    ]
+        "every device holds at least one key/value head, and all of a latent: with fewer heads than devices the cache is held more than once".to_owned(),
+    ];
+    lines.extend(ways.map(held));
+    lines
 }
 
 fn memory(deployment: &Deployment<'_>) -> Vec<String> {
@@ -333,7 +408,8 @@ fn memory(deployment: &Deployment<'_>) -> Vec<String> {
     let kv = KVS[0];
     let line = |name: &str| {
         let p = precision(name);
-        let all = inference(shape, &p, &kv, deployment.load.context, deployment.load.batch);
+        let load = deployment.load;
+        let all = inference(shape, &p, &kv, load.context, load.batch, load.split());
         format!(
             "{name}: weights {} + KV {} + activations {} = {}",
             gb(all.weights()),

@@ -2,12 +2,16 @@
 
 use std::f64::consts::TAU;
 
+use mantissa_num::minifloat::MiniFloat;
 use mantissa_num::round::random_u32;
-use mantissa_num::{Accumulator, Code, Given, Scheme, fake_quantize, minifloat};
+use mantissa_num::{Accumulator, Given, Scheme, fake_quantize, minifloat};
 
 /// Rows and columns of a made-up tensor.
 const ROWS: usize = 32;
 const COLS: usize = 1024;
+
+/// Says what [`sqnr`] measures: the tensor, its width, and the rule of the scales of integers.
+pub(crate) const MEASURED_ON: &str = "measured on 32 rows of 1024 normal numbers (a wider row or tensor has a larger maximum and fewer dB); scales are the largest magnitude of each row, group or tensor over 127.5 (INT8), 7.5 (INT4) or 3.5 (INT3)";
 
 /// Returns `count` numbers of a standard normal distribution: the same ones for the same seed (Box and Muller 1958).
 pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
@@ -42,26 +46,48 @@ pub fn sqnr(scheme: &str, outlier: Option<f32>) -> Option<f64> {
 /// Returns the relative error of a dot product of `k` positive E4M3 numbers in Hopper's accumulator of 14 bits, without
 /// and with promotion to f32 every 128 products; the mean over 16 products.
 pub fn accumulator_error(k: usize) -> [f64; 2] {
-    let element = |x: f32| minifloat::E4M3.decode(minifloat::E4M3.encode_saturating(x.abs() + 0.5));
     let error = |accumulator: Accumulator| {
-        let of = |trial: u64| {
-            let a: Vec<f32> = normal(k, 2 * trial).into_iter().map(element).collect();
-            let b: Vec<f32> = normal(k, 2 * trial + 1).into_iter().map(element).collect();
-            let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-            (f64::from(accumulator.dot(&a, &b)) / exact - 1.0).abs()
-        };
-        (0..16).map(of).sum::<f64>() / 16.0
+        (0..TRIALS).map(|trial| accumulated(accumulator, k, trial).abs()).sum::<f64>() / TRIALS as f64
     };
     [None, Some(128)].map(|promote| error(Accumulator::Hopper { promote }))
 }
 
-/// Returns the smallest relative change of a weight that its rounding to a float of this code keeps: half the spacing
-/// just above a power of two, `2^-(m + 1)` of the value.
-pub(crate) fn least_update(code: Code) -> f64 {
-    match code {
-        Code::Float(float) => 0.5f64.powi(float.mantissa_bits as i32 + 1),
-        _ => 0.5f64.powi(24),
-    }
+/// Returns the mean relative error, with its sign, of the same sums without promotion: the bits below the accumulator are cut
+/// off towards 0, so that a sum of positive products is always too small.
+pub(crate) fn accumulator_bias(k: usize) -> f64 {
+    (0..TRIALS).map(|trial| accumulated(Accumulator::Hopper { promote: None }, k, trial)).sum::<f64>()
+        / TRIALS as f64
+}
+
+/// Sums that are averaged.
+const TRIALS: u64 = 16;
+
+/// Returns the relative error of one sum of `k` positive E4M3 products.
+fn accumulated(accumulator: Accumulator, k: usize, trial: u64) -> f64 {
+    let element = |x: f32| minifloat::E4M3.decode(minifloat::E4M3.encode_saturating(x.abs() + 0.5));
+    let a: Vec<f32> = normal(k, 2 * trial).into_iter().map(element).collect();
+    let b: Vec<f32> = normal(k, 2 * trial + 1).into_iter().map(element).collect();
+    let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    f64::from(accumulator.dot(&a, &b)) / exact - 1.0
+}
+
+/// Returns the relative changes of a weight below which rounding to nearest drops every one, and above which it keeps every
+/// one: half the spacing of a float with `m` mantissa bits is `2^-(m + 2)` of the largest values with an exponent, and
+/// `2^-(m + 1)` of the smallest.
+pub(crate) fn update_limits(float: MiniFloat) -> [f64; 2] {
+    let kept = half_spacing(float);
+    [kept / 2.0, kept]
+}
+
+/// Returns the magnitude from which on no weight is changed by steps of this size: the least power of two of which half the
+/// spacing exceeds the step.
+pub(crate) fn immovable_from(float: MiniFloat, step: f64) -> f64 {
+    (step / half_spacing(float)).log2().floor().exp2() * 2.0
+}
+
+/// Half the spacing of the values just above a power of two, over it.
+fn half_spacing(float: MiniFloat) -> f64 {
+    0.5f64.powi(float.mantissa_bits as i32 + 1)
 }
 
 /// Inputs and samples of the made-up layer of [`compensation_error`].
@@ -142,6 +168,40 @@ mod tests {
         let mean = x.iter().sum::<f32>() / x.len() as f32;
         let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / x.len() as f32;
         assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+    }
+
+    /// Bits are cut off towards 0: every sum of positive products is too small, so the mean of the errors is the negative
+    /// mean of their magnitudes.
+    #[test]
+    fn truncated_sums_err_to_one_side() {
+        for k in [256, 1024, 4096] {
+            let (bias, [size, _]) = (accumulator_bias(k), accumulator_error(k));
+            assert!(bias < 0.0 && (bias + size).abs() < 1e-12, "{k}: {bias} {size}");
+        }
+    }
+
+    /// bf16 has 7 mantissa bits: between 2^e and 2^(e+1) its values are 2^(e-7) apart, so an update of less than 2^(e-8) is
+    /// lost: 2^-9 = .195 % of a weight just below 2^(e+1), 2^-8 = .391 % of one at 2^e. A step of 2e-5 is less than 2^(e-8)
+    /// from e = -7 on (2^-15 = 3.05e-5; 2^-16 = 1.53e-5 is less than it): from 2^-7 = .0078 on nothing moves. All of it is
+    /// counted with the codec, on weights of every exponent.
+    #[test]
+    fn bf16_drops_small_updates() {
+        let bf16 = minifloat::BF16;
+        assert_eq!(update_limits(bf16), [0.5f64.powi(9), 0.5f64.powi(8)]);
+        assert_eq!(immovable_from(bf16, 2e-5), 0.0078125);
+        // f16 has 10 bits: 2^-11; a step of 2^-15 is half the spacing at 2^-4 and less at 2^-3.
+        assert_eq!(immovable_from(minifloat::F16, 0.5f64.powi(15)), 0.125);
+        let kept = |weight: f64, step: f64| {
+            f64::from(bf16.decode(bf16.encode_saturating((weight + step) as f32))) != weight
+        };
+        for exponent in [-20, -8, -7, 0, 5] {
+            for i in 0..128 {
+                let weight = 2f64.powi(exponent) * (1.0 + f64::from(i) / 128.0);
+                assert!(!kept(weight, 0.00195 * weight) && kept(weight, 0.00391 * weight), "{weight}");
+                assert!(weight < 0.0078125 || !kept(weight, 2e-5), "{weight}");
+                assert!(!(0.001..0.0078).contains(&weight) || kept(weight, 2e-5), "{weight}");
+            }
+        }
     }
 
     /// training.md, E12: .0007 / .003 / .012 without promotion at K = 1024, 4096, 16384; 1.1e-4 with it.

@@ -2,7 +2,7 @@
 
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::minifloat::MiniFloat;
-use mantissa_num::{Code, Given, Quantized, Scheme, TensorError, quantize};
+use mantissa_num::{Blocks, Code, Given, Quantized, Scheme, TensorError, quantize};
 use serde::Serialize;
 
 /// Number as a format stores it.
@@ -26,7 +26,7 @@ pub struct Anatomy {
     pub below: Option<f64>,
     /// Nearest representable value above.
     pub above: Option<f64>,
-    /// What the format does with the number, where that is special.
+    /// What the format does with the number, where that is special, and what it does with the scale.
     pub note: Option<String>,
 }
 
@@ -48,29 +48,48 @@ pub enum AnatomyError {
     },
 }
 
-/// Shows `x` under a scheme, in a block whose largest magnitude is `amax`, at least that of `x`.
+/// Elements of the made-up tensor: whole blocks of 16, of which the first holds the number and the last the largest magnitude
+/// of the tensor.
+const TENSOR: usize = 64;
+
+/// Shows `number` under a scheme, in a block whose largest magnitude is `amax`, at least that of it. A format with a scale for the
+/// tensor beside that of the block (NVFP4) takes it from the magnitude `tensor`, at least `amax`.
 ///
 /// # Errors
 /// [`AnatomyError`].
-pub fn anatomy(x: f32, scheme: &Scheme, amax: f32) -> Result<Anatomy, AnatomyError> {
+pub fn anatomy(number: f64, scheme: &Scheme, amax: f32, tensor: f32) -> Result<Anatomy, AnatomyError> {
     let name = scheme.to_string();
+    if matches!(scheme.format, Format::Affine(Affine { code: Code::F64, .. })) {
+        return Ok(double(number, name));
+    }
+    let x = number as f32;
     if scheme.format.code_bits() == 0 {
         return Err(AnatomyError::Blocks(name));
     }
     let fault = |fault| AnatomyError::Tensor { scheme: name.clone(), fault };
-    let block = [x, amax.max(x.abs())];
+    let amax = amax.max(x.abs());
+    let mut block = vec![x, amax];
+    let outer = scheme.format.scale().and_then(|scale| scale.outer.as_ref());
+    if outer.is_some_and(|(blocks, _)| *blocks == Blocks::Tensor) {
+        block.resize(TENSOR, 0.0);
+        block[TENSOR - 1] = tensor.max(amax);
+    }
     let stored = quantize(scheme, &block, 1, block.len(), Given::default()).map_err(fault)?;
-    let value = f64::from(stored.dequantize().map_err(fault)?[0]);
+    let values = stored.dequantize().map_err(fault)?;
+    let value = f64::from(values[0]);
     let code = stored.codes.get(0);
-    let error = value - f64::from(x);
+    let error = value - number;
     let (below, above) = neighbours(&stored, value);
     let float = float_of(&scheme.format);
     let scale = scheme.format.scale().map(|_| f64::from(stored.block_decoder(0).scale()));
     Ok(Anatomy {
         bits: bits(&scheme.format, code),
         exponent: float.and_then(|float| exponent(float, code)),
-        note: note(x, value, &scheme.format),
-        relative_error: (x != 0.0 && value.is_finite()).then(|| error / f64::from(x)),
+        note: joined([
+            note(x, value, &scheme.format),
+            scale.and_then(|scale| scale_note(&scheme.format, scale, amax, values[1])),
+        ]),
+        relative_error: (number != 0.0 && value.is_finite()).then(|| error / number),
         scheme: name,
         value,
         error,
@@ -78,6 +97,58 @@ pub fn anatomy(x: f32, scheme: &Scheme, amax: f32) -> Result<Anatomy, AnatomyErr
         below,
         above,
     })
+}
+
+/// Shows a number as f64 stores it: exactly.
+fn double(x: f64, scheme: String) -> Anatomy {
+    let bits = x.to_bits();
+    let (field, mantissa) = (bits >> 52 & 0x7ff, bits & ((1 << 52) - 1));
+    let finite = |x: f64| x.is_finite().then_some(x);
+    let subnormal = x != 0.0 && field == 0;
+    Anatomy {
+        scheme,
+        value: x,
+        error: 0.0,
+        relative_error: (x != 0.0).then_some(0.0),
+        bits: vec![
+            ("sign", format!("{:b}", bits >> 63)),
+            ("exponent", format!("{field:011b}")),
+            ("mantissa", format!("{mantissa:052b}")),
+        ],
+        exponent: Some(field.max(1) as i32 - 1023),
+        scale: None,
+        below: finite(x.next_down()),
+        above: finite(x.next_up()),
+        note: subnormal.then(|| {
+            format!("subnormal: below {:e}, the smallest normal value, digits are lost", f64::MIN_POSITIVE)
+        }),
+    }
+}
+
+/// Joins what there is to say.
+fn joined(notes: [Option<String>; 2]) -> Option<String> {
+    let notes: Vec<String> = notes.into_iter().flatten().collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+/// Says how the scale of a block is rounded itself, and what that does to the block's largest value, stored as `largest`.
+fn scale_note(format: &Format, scale: f64, amax: f32, largest: f32) -> Option<String> {
+    let top = f64::from(float_of(format)?.max());
+    let (block, largest) = (f64::from(amax), largest.abs());
+    let exact = block / top;
+    let change = scale / exact - 1.0;
+    // Rounding of the f32 arithmetic is no rounding of the scale.
+    if exact <= 0.0 || !change.is_finite() || change.abs() < 1e-6 {
+        return None;
+    }
+    let fate = match block > top * scale {
+        true => format!("is clipped to {largest:.6}"),
+        false => format!("becomes {largest:.6}"),
+    };
+    Some(format!(
+        "the scale of the block is rounded too, from {exact:.6e} to {scale:.6e} ({:+.2} %): the block's largest value, {amax}, {fate}",
+        100.0 * change
+    ))
 }
 
 /// Returns the float of a format's elements.
@@ -189,7 +260,7 @@ mod tests {
     use super::*;
 
     fn of(x: f32, scheme: &str, amax: f32) -> Anatomy {
-        anatomy(x, &scheme.parse().unwrap(), amax).unwrap()
+        anatomy(f64::from(x), &scheme.parse().unwrap(), amax, amax).unwrap()
     }
 
     #[test]
@@ -226,7 +297,45 @@ mod tests {
         assert!(nvfp4.below.unwrap() < nvfp4.value && nvfp4.value < nvfp4.above.unwrap());
         let nf4 = of(-0.1, "nf4", 1.0);
         assert!((nf4.value + 0.0911).abs() < 1e-3, "{nf4:?}");
-        assert!(anatomy(0.1, &"q4_k".parse().unwrap(), 1.0).is_err());
+        assert!(anatomy(0.1, &"q4_k".parse().unwrap(), 1.0, 1.0).is_err());
+    }
+
+    /// f64 0.1 is 0x3FB999999999999A: exponent field 01111111011 = 1019 (-4). Its f32 is 0.100000001490116, 1.49e-9 more.
+    #[test]
+    fn a_double_keeps_all_its_bits() {
+        let of = |x: f64, scheme: &str| anatomy(x, &scheme.parse().unwrap(), 0.0, 0.0).unwrap();
+        let found = of(0.1, "f64");
+        assert_eq!((found.value, found.error, found.exponent), (0.1, 0.0, Some(-4)));
+        let bits: String = found.bits.iter().map(|(_, bits)| bits.as_str()).collect();
+        assert_eq!(u64::from_str_radix(&bits, 2), Ok(0.1f64.to_bits()));
+        assert_eq!((found.below, found.above), (Some(0.1f64.next_down()), Some(0.1f64.next_up())));
+        assert!((of(0.1, "f32").error - 1.490_116e-9).abs() < 1e-14);
+        // -5e-324 and 1.7e308 are at the ends.
+        assert!(of(-5e-324, "f64").note.unwrap().contains("subnormal"));
+        assert_eq!((of(f64::MAX, "f64").above, of(f64::MAX, "f64").exponent), (None, Some(1023)));
+    }
+
+    /// NVFP4, block of amax 0.1 in a tensor of amax 1: the tensor's scale is 1 / (6 × 448) = 3.7202e-4, the block's
+    /// (0.1 / 6) / 3.7202e-4 = 44.8, which E4M3 (steps of 4 from 32 to 64) rounds to 44: 44 × 3.7202e-4 = .0163690, 1.79 % less
+    /// than 0.1 / 6 = .0166667, so that the largest code, 6, is .0982143 and 0.1 is clipped. With amax 0.11: 49.28 rounds to 48
+    /// (-2.6 %); 0.105: 47.04 to 48 (+2.04 %), so that 0.105 is 5.88 of 6 and becomes 6 × .0178571 = .1071429.
+    #[test]
+    fn the_scale_of_a_block_is_rounded_and_clips() {
+        let of =
+            |x: f64, amax: f32, tensor: f32| anatomy(x, &"nvfp4".parse().unwrap(), amax, tensor).unwrap();
+        let found = of(0.1, 0.1, 1.0);
+        assert!((found.scale.unwrap() - 44.0 / 2688.0).abs() < 1e-7, "{found:?}");
+        assert!((found.value - 6.0 * 44.0 / 2688.0).abs() < 1e-6, "{found:?}");
+        let note = found.note.unwrap();
+        assert!(note.contains("(-1.79 %)") && note.contains("is clipped to 0.098214"), "{note}");
+        let note = of(0.0525, 0.105, 1.0).note.unwrap();
+        assert!(note.contains("(+2.04 %)") && note.contains("becomes 0.107143"), "{note}");
+        // Alone in its tensor the block's scale is 448, which E4M3 has.
+        assert_eq!(of(0.1, 0.1, 0.1).note, None);
+        // MXFP4: 0.1 / 6 = .0167 becomes a power of two: 2^-6 = .0156 by the floor of the exponent, and 0.1 is clipped to
+        // 6 × 2^-6 = .09375.
+        let found = anatomy(0.1, &"mxfp4:floor".parse().unwrap(), 0.1, 0.1).unwrap();
+        assert!(found.note.unwrap().contains("clipped to 0.09375"));
     }
 
     #[test]

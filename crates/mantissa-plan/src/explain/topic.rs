@@ -20,8 +20,8 @@ pub struct Deployment<'a> {
 impl<'a> Deployment<'a> {
     /// Returns the model in a precision with a KV scheme on the device.
     pub(crate) fn setup(&self, precision: &'a Precision, kv: &'a Kv) -> Setup<'a> {
-        let Load { devices, reduce_bits, .. } = *self.load;
-        Setup { shape: self.shape, precision, kv, device: self.device, devices, reduce_bits }
+        let (split, reduce_bits) = (self.load.split(), self.load.reduce_bits);
+        Setup { shape: self.shape, precision, kv, device: self.device, split, reduce_bits }
     }
 }
 

@@ -117,8 +117,10 @@ pub struct Device {
     pub reserved: f64,
     /// Read bandwidth, bytes/s.
     pub bandwidth: f64,
-    /// Bandwidth to other devices of a node, bytes/s in each direction; 0 without.
+    /// Bandwidth to all other devices of a node together, bytes/s in each direction; 0 without.
     pub link: f64,
+    /// Other devices to which parts of that bandwidth lead alone; 0 where all of it leads anywhere.
+    pub peers: u64,
     /// Dense rates, operations/s.
     pub rates: Vec<(Unit, f64)>,
     /// True if matrix instructions apply scales of blocks (MX formats).
@@ -171,6 +173,11 @@ impl Device {
     /// Returns the ridge point of a unit, operations for each byte read: below it a product is bound by memory.
     pub fn ridge(&self, unit: Unit) -> Option<f64> {
         self.rate(unit).map(|rate| rate / self.bandwidth)
+    }
+
+    /// Returns the bandwidth of a device to the others of `n` devices, bytes/s in each direction.
+    pub fn link_among(&self, n: f64) -> f64 {
+        if self.peers == 0 { self.link } else { self.link * ((n - 1.0) / self.peers as f64).clamp(0.0, 1.0) }
     }
 
     /// Returns the bytes that a model may use.

@@ -25,8 +25,10 @@ pub struct Spec {
     pub memory: f64,
     /// Read bandwidth, TB/s.
     pub bandwidth: f64,
-    /// Bandwidth to other devices of a node, GB/s in each direction.
+    /// Bandwidth to all other devices of a node together, GB/s in each direction.
     pub link: f64,
+    /// Other devices to which parts of that bandwidth lead alone; 0 where all of it leads anywhere (a switch, one link).
+    pub peers: u64,
     /// Dense rates, 10^12 operations/s.
     pub rates: &'static [(Unit, f64)],
     /// Caveat about the figures.
@@ -82,6 +84,7 @@ const NVIDIA: Spec = Spec {
     memory: 0.0,
     bandwidth: 0.0,
     link: 0.0,
+    peers: 0,
     rates: &[],
     note: "",
     source: "",
@@ -95,7 +98,7 @@ const HOPPER: &[(Unit, f64)] =
 const APPLE_SOURCE: &str = "memory and bandwidth: Apple newsroom and technical specifications; Apple states no rates since M2: those of f32 are cores × 128 lanes × 2 × clock, f16 alike";
 
 /// Every device.
-pub const DEVICES: [Spec; 21] = [
+pub const DEVICES: [Spec; 22] = [
     Spec {
         name: "v100",
         title: "V100 SXM2 32 GB",
@@ -159,10 +162,10 @@ pub const DEVICES: [Spec; 21] = [
         sm: Some(86),
         memory: 24.0,
         bandwidth: 0.936,
-        link: 28.0,
+        link: 56.25,
         rates: &[(F32, 35.6), (Tf32, 35.6), (F16, 71.0), (Bf16, 71.0), (Int8, 284.0), (Int4, 568.0)],
-        note: "f16 with sums in f32; twice as fast with sums in f16",
-        source: "NVIDIA GA102 whitepaper v2, table 9",
+        note: "f16 with sums in f32; twice as fast with sums in f16; the link is an NVLink bridge of two, without it PCIe 4 (32 GB/s)",
+        source: "NVIDIA GA102 whitepaper v2, table 9; third-generation NVLink, 4 links: 112.5 GB/s in both directions",
         ..NVIDIA
     },
     Spec {
@@ -274,10 +277,9 @@ pub const DEVICES: [Spec; 21] = [
     },
     Spec {
         name: "b300",
-        aliases: &["gb300"],
         title: "B300 (HGX)",
         sm: Some(103),
-        memory: 288.0,
+        memory: 268.59375,
         bandwidth: 8.0,
         link: 900.0,
         rates: &[
@@ -290,8 +292,29 @@ pub const DEVICES: [Spec; 21] = [
             (Fp4, 13_500.0),
             (Int8, 150.0),
         ],
-        note: "int8 is a thirtieth of B200's; FP4 is stated as 13.1 to 15 PFLOP/s",
-        source: "NVIDIA HGX B300 table (108 PFLOP/s dense FP4, 2 POPS sparse int8 for eight)",
+        note: "275,040 MiB by the driver, which NVIDIA names 288 GB (of 10^9 bytes) and 270 GB; int8 is a thirtieth of B200's, and slower than bf16",
+        source: "NVIDIA HGX B300 table (108 PFLOP/s dense FP4; sparse int8 of eight, 2.4 POPS, is rounded to 2); memory and int8 of one: nvidia-smi; verda.com/blog/gb300-nvl72-architecture",
+        ..NVIDIA
+    },
+    Spec {
+        name: "gb300",
+        title: "GB300 (one of four GPUs)",
+        sm: Some(103),
+        memory: 279.0,
+        bandwidth: 8.0,
+        link: 900.0,
+        rates: &[
+            (F32, 80.0),
+            (Tf32, 1250.0),
+            (F16, 2500.0),
+            (Bf16, 2500.0),
+            (Fp8, 5000.0),
+            (Fp6, 5000.0),
+            (Fp4, 15_000.0),
+            (Int8, 165.0),
+        ],
+        note: "a ninth faster than a B300; int8 is slower than bf16",
+        source: "NVIDIA GB300 NVL72 table (1080 PFLOP/s dense FP4, 360 PFLOP/s dense FP8, 20 TB for 72); of one: verda.com/blog/gb300-nvl72-architecture",
         ..NVIDIA
     },
     Spec {
@@ -299,10 +322,10 @@ pub const DEVICES: [Spec; 21] = [
         title: "MI250",
         memory: 128.0,
         bandwidth: 3.277,
-        link: 50.0,
+        link: 300.0,
         rates: &[(F32, 45.3), (F16, 362.1), (Bf16, 362.1), (Int8, 362.1)],
         note: "two dies that appear as two devices of 64 GB; no FP8",
-        source: "AMD Instinct MI250 data sheet",
+        source: "AMD Instinct MI250 data sheet (6 links of 100 GB/s in both directions)",
         ..AMD
     },
     Spec {
@@ -310,10 +333,11 @@ pub const DEVICES: [Spec; 21] = [
         title: "MI300X",
         memory: 192.0,
         bandwidth: 5.3,
-        link: 64.0,
+        link: 448.0,
+        peers: 7,
         rates: &[(F32, 163.4), (Tf32, 653.7), (F16, 1307.4), (Bf16, 1307.4), (Fp8, 2614.9), (Int8, 2614.9)],
         note: "FP8 in the fnuz encodings: OCP's codes mean half as much, 240 is the largest of E4M3",
-        source: "AMD Instinct MI300X data sheet; CDNA 3 whitepaper",
+        source: "AMD Instinct MI300X data sheet (7 links of 128 GB/s in both directions, 896 GB/s in all); CDNA 3 whitepaper",
         ..AMD
     },
     Spec {
@@ -321,7 +345,8 @@ pub const DEVICES: [Spec; 21] = [
         title: "MI355X",
         memory: 288.0,
         bandwidth: 8.0,
-        link: 76.8,
+        link: 537.6,
+        peers: 7,
         rates: &[
             (F32, 157.3),
             (F16, 2516.6),
@@ -332,7 +357,7 @@ pub const DEVICES: [Spec; 21] = [
             (Int8, 5033.2),
         ],
         note: "scales of MX blocks in hardware, not NVFP4's; FP8 in OCP's encodings",
-        source: "AMD Instinct MI355X data sheet; CDNA 4 whitepaper",
+        source: "AMD Instinct MI355X data sheet (7 links of 153.6 GB/s in both directions, 1075 GB/s in all); CDNA 4 whitepaper",
         ..AMD
     },
     Spec {
@@ -417,6 +442,7 @@ impl Spec {
             reserved: if apple { 0.0 } else { GPU_RESERVED },
             bandwidth: self.bandwidth * 1e12,
             link: self.link * 1e9,
+            peers: self.peers,
             rates: self.rates.iter().map(|(unit, tera)| (*unit, tera * 1e12)).collect(),
             block_scales: blackwell || self.name == "mi355x",
             nvfp4: blackwell,
@@ -472,6 +498,7 @@ impl Device {
             reserved: 64e6,
             bandwidth: limits.machine_read_gb_per_s * 1e9,
             link: 0.0,
+            peers: 0,
             rates: rates.into_iter().flatten().collect(),
             block_scales: false,
             nvfp4: false,
@@ -502,11 +529,40 @@ mod tests {
         }
     }
 
+    /// Each from its source: 275,040 MiB × 2^20; NVLink bridge of a 3090: 112.5 / 2; MI300X 896 / 2, MI355X 1075.2 / 2: seven
+    /// links, one to each other GPU of eight.
+    #[test]
+    fn figures_that_were_wrong() {
+        let of = |name: &str| Device::named(name).unwrap();
+        assert_eq!(of("B300").memory, 275_040.0 * 1_048_576.0);
+        for (name, link) in
+            [("rtx3090", 56.25e9), ("mi300x", 448e9), ("mi355x", 537.6e9), ("h100", 450e9), ("b200", 900e9)]
+        {
+            assert_eq!(of(name).link, link, "{name}");
+        }
+        // Two MI300X have one link between them, eight all seven; NVIDIA's switch gives two H100 all of it.
+        let among = |name: &str, n| of(name).link_among(n);
+        assert_eq!([among("mi300x", 2.0), among("mi300x", 8.0), among("mi300x", 16.0)], [64e9, 448e9, 448e9]);
+        assert_eq!(among("h100", 2.0), 450e9);
+        let (b300, gb300) = (of("b300"), of("gb300"));
+        assert_ne!(b300.name, gb300.name);
+        for unit in [Bf16, Fp8, Fp4, Int8] {
+            let ratio = gb300.rate(unit).unwrap() / b300.rate(unit).unwrap();
+            assert!((ratio - 10.0 / 9.0).abs() < 0.02, "{unit}: {ratio}");
+        }
+        // int8 is slower than bf16 on both, so a plan says so.
+        assert!([b300, gb300].iter().all(|device| device.rate(Int8) < device.rate(Bf16)));
+    }
+
     #[test]
     fn devices_are_found_as_people_type_them() {
-        for (typed, name) in
-            [("H100", "h100"), ("4090", "rtx4090"), ("RTX 5090", "rtx5090"), ("M4 Max", "m4-max")]
-        {
+        for (typed, name) in [
+            ("H100", "h100"),
+            ("4090", "rtx4090"),
+            ("RTX 5090", "rtx5090"),
+            ("M4 Max", "m4-max"),
+            ("GB300", "gb300"),
+        ] {
             assert_eq!(Device::named(typed).unwrap().name, name);
         }
         let error = Device::named("h10").err().unwrap().to_string();

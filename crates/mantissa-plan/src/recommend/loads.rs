@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use crate::contract::{ENGINES, EngineTarget, Input, Linear, Shape, Stored, Subject, lint};
 use crate::hardware::Device;
-use crate::precision::Precision;
+use crate::parallel::{Parallel, Split};
+use crate::precision::{Kv, Precision};
 use crate::shape::{ModelPart, ModelShape};
 
 /// Result of asking every engine.
@@ -16,16 +17,48 @@ pub struct Loads {
     pub refused: Option<String>,
     /// Warning of an engine that loads it, such as a slow path.
     pub warning: Option<String>,
+    /// Engine that reads it, but as dense weights.
+    pub widened: Option<String>,
 }
 
-/// Asks the engines that run on the device.
-pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, devices: u64) -> Loads {
+impl Loads {
+    /// True if an engine that loads the weights stores keys and values in `kv`.
+    pub(super) fn stores(&self, kv: &Kv) -> bool {
+        self.engines.iter().any(|engine| kv.is_stored_by(engine))
+    }
+
+    /// Keeps the engines that store keys and values in `kv`; without one, says so.
+    pub(super) fn with_kv(mut self, kv: &Kv) -> Self {
+        let all = self.engines.join(", ");
+        self.engines.retain(|engine| kv.is_stored_by(engine));
+        if self.engines.is_empty() && !all.is_empty() {
+            self.refused = Some(format!(
+                "KV cache in {}: expected an engine that loads the weights and stores it ({}), got {all}",
+                kv.name,
+                kv.engines.join(", ")
+            ));
+        }
+        self
+    }
+}
+
+/// Asks the engines that run on the devices.
+pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, split: Split) -> Loads {
     let subject = subject(shape, precision);
     let mut loads = Loads::default();
     for engine in ENGINES.into_iter().filter(|engine| engine.makers.contains(&device.maker)) {
-        let tp = if engine.splits_tensors() { devices.clamp(1, 1024) as usize } else { 1 };
+        let divided = engine.splits_tensors() && split.by == Parallel::Tensor;
+        let tp = if divided { split.devices.clamp(1, 1024) as usize } else { 1 };
         let target = EngineTarget { engine, tp, gpu: device.gpu() };
         let report = lint(&subject, &target);
+        if engine.widens(precision.convention) {
+            let why = format!(
+                "{}: decodes {} to dense weights as it loads them, which then take what BF16 takes",
+                engine.title, precision.convention
+            );
+            loads.widened.get_or_insert(why);
+            continue;
+        }
         match report.findings.first() {
             Some(finding) if finding.severity.fails() => {
                 let why = format!("{}: expected {}, got {}", engine.title, finding.requires, finding.found);
@@ -78,7 +111,28 @@ mod tests {
 
     fn engines(model: &str, precision: &str, device: &str) -> Loads {
         let (shape, device) = (ModelShape::named(model).unwrap(), Device::named(device).unwrap());
-        loads(&shape, &Precision::named(precision).unwrap(), &device, 1)
+        loads(&shape, &Precision::named(precision).unwrap(), &device, Split::ONE)
+    }
+
+    /// vLLM and SGLang have FP8 caches and none of integers; LMDeploy has int8 and int4; llama.cpp q8_0 and q4_0.
+    #[test]
+    fn engines_store_the_cache_too() {
+        let with =
+            |precision: &str, kv: &str| engines("8B", precision, "h100").with_kv(&Kv::named(kv).unwrap());
+        for kv in ["int8", "int4"] {
+            let found = with("W4A16 INT4", kv);
+            assert!(
+                !found.engines.contains(&"vLLM") && !found.engines.contains(&"SGLang"),
+                "{kv}: {found:?}"
+            );
+            assert_eq!(with("Q4_K_M", kv).engines, ["llama.cpp"]);
+        }
+        assert!(with("W4A16 INT4", "fp8").engines.contains(&"vLLM"));
+        assert_eq!(with("W4A16 INT4", "f16"), engines("8B", "W4A16 INT4", "h100"));
+        let found = with("W8A8 FP8", "int4");
+        assert!(
+            found.engines.is_empty() == found.refused.is_some_and(|why| why.contains("KV cache in int4"))
+        );
     }
 
     #[test]
@@ -88,6 +142,13 @@ mod tests {
         assert!(engines("8B", "Q4_K_M", "m4-max").engines.contains(&"llama.cpp"));
         let old = engines("8B", "W8A8 FP8", "a100");
         assert!(!old.engines.contains(&"TensorRT-LLM"), "{old:?}");
+        // transformers reads GGUF as dense weights: no engine on Gaudi keeps it.
+        let dense = engines("8B", "Q4_K_M", "gaudi3");
+        assert!(dense.engines.is_empty() && dense.widened.is_some(), "{dense:?}");
+        assert!(!engines("8B", "Q4_K_M", "h100").engines.contains(&"transformers"));
+        // mlx-lm loads what is stored for it; compressed-tensors it does not.
+        assert_eq!(engines("8B", "MLX 4-bit", "m4-max").engines, ["mlx-lm"]);
+        assert!(engines("8B", "W4A16 INT4", "m4-max").engines.is_empty());
         let none = engines("8B", "W4A16 INT4", "gaudi3");
         assert!(none.engines.iter().all(|engine| *engine == "transformers"), "{none:?}");
     }

@@ -1,6 +1,7 @@
 //! Reasons of a recommendation in words, and what would change it. Every figure is computed.
 
 use super::row::{Load, Row, SMALL_MODEL, WORTH, fastest, kv_second};
+use super::sharing;
 use crate::figures::MODELS;
 use crate::hardware::Device;
 use crate::memory::{concurrency, longest_context};
@@ -40,9 +41,10 @@ pub(super) fn reasons(
     let memory = load.memory.unwrap_or_else(|| device.available());
     let Some(row) = chosen else { return vec![nothing(memory, load, rows, max_kl)] };
     let mut reasons = vec![format!(
-        "fits: {} of {} usable: weights {}, {} KV cache {} for {} × {} tokens, activations {}",
+        "fits: {} of {} usable{}: weights {}, {} KV cache {} for {} × {} tokens, activations {}",
         gb(row.bytes.total()),
         gb(memory),
+        if load.devices > 1 { " on each device" } else { "" },
         gb(row.bytes.weights()),
         row.kv.name,
         gb(row.bytes.kv),
@@ -50,6 +52,7 @@ pub(super) fn reasons(
         load.context,
         gb(row.bytes.activations)
     )];
+    reasons.extend(sharing::copies(shape, row, load));
     let plain = rows.iter().find(|other| other.precision.is_dense());
     if let Some(plain) = plain.filter(|plain| !plain.fits) {
         reasons.push(format!("BF16 needs {} and does not fit", gb(plain.bytes.total())));
@@ -104,18 +107,17 @@ fn quality(row: &Row, max_kl: f64) -> String {
 
 /// Says why there is no choice.
 fn nothing(memory: f64, load: &Load, rows: &[Row], max_kl: f64) -> String {
-    let runs = |row: &&Row| row.refusal().is_none();
-    let within = |row: &&Row| row.precision.measured_kl().is_some_and(|kl| kl <= max_kl);
-    let least =
-        rows.iter().filter(runs).filter(within).min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()));
-    match least {
+    match smallest(rows, max_kl) {
         Some(row) => format!(
-            "nothing fits {}: the smallest, {}, needs {} with {} × {} tokens",
+            "nothing fits {}: the smallest, {}, needs {}{}, {} of it for the KV cache of {} × {} tokens in {}",
             gb(memory),
             row.precision.name,
             gb(row.bytes.total()),
+            if load.devices > 1 { " on each device" } else { "" },
+            gb(row.bytes.kv),
             load.batch,
-            load.context
+            load.context,
+            row.kv.name
         ),
         None => format!("no precision within {max_kl} nats/token runs here"),
     }
@@ -133,8 +135,11 @@ pub(super) fn changes(
     let memory = load.memory.unwrap_or_else(|| device.available());
     let mut changes = Vec::new();
     let Some(row) = chosen else {
-        changes.extend(devices(rows, memory, max_kl));
-        changes.extend(short(shape, rows, memory));
+        if let Some(least) = smallest(rows, max_kl) {
+            changes.extend(sharing::devices(shape, load, least, memory));
+            changes.extend(sharing::others(shape, device, load, least, memory));
+        }
+        changes.extend(short(shape, load, rows, memory));
         return changes;
     };
     let setup = Setup {
@@ -142,11 +147,12 @@ pub(super) fn changes(
         precision: &row.precision,
         kv: &row.kv,
         device,
-        devices: load.devices,
+        split: load.split(),
         reduce_bits: load.reduce_bits,
     };
     changes.extend(batch(&setup, load, rows));
     changes.extend(context(shape, load, row, memory));
+    changes.extend(sharing::others(shape, device, load, row, memory));
     changes.extend(phases(rows, max_kl, row));
     changes.extend(faster(rows, row, max_kl));
     changes.extend(exact(rows, row, memory));
@@ -155,8 +161,10 @@ pub(super) fn changes(
 
 /// Names the batch from which on the weights' bits no longer count.
 fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row]) -> Option<String> {
-    let low = [setup.precision, &crate::precision::PRECISIONS[11]]
+    let four = Precision::named("W4A16 INT4");
+    let low = [Some(setup.precision), four.as_ref()]
         .into_iter()
+        .flatten()
         .find(|p| !p.is_dense() && p.inputs.is_none())?;
     let plain: &Precision = &rows.iter().find(|row| row.precision.is_dense())?.precision;
     let depth = load.depth();
@@ -175,11 +183,10 @@ fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row]) -> Option<String> {
 
 /// Names the number of sequences and the length that fit, under each KV scheme.
 fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<String> {
-    let n = load.devices.max(1) as f64;
     let mut lines = Vec::new();
     let of = |kv: &Kv| {
-        let sequences = concurrency(shape, &row.precision, kv, load.context, memory * n);
-        (sequences, longest_context(shape, &row.precision, kv, memory * n))
+        let sequences = concurrency(shape, &row.precision, kv, load.context, memory, load.split());
+        (sequences, longest_context(shape, &row.precision, kv, memory, load.split()))
     };
     let mut kvs = vec![crate::precision::KVS[0]];
     let other = if row.kv.name == "f16" { kv_second(row) } else { row.kv };
@@ -241,25 +248,18 @@ fn exact(rows: &[Row], chosen: &Row, memory: f64) -> Option<String> {
     })
 }
 
-/// Names the number of devices that hold the smallest choice.
-fn devices(rows: &[Row], memory: f64, max_kl: f64) -> Option<String> {
-    let choices = rows.iter().filter(|row| row.refusal().is_none());
-    let choices = choices.filter(|row| row.precision.measured_kl().is_some_and(|kl| kl <= max_kl));
-    let least = choices.min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()))?;
-    let divided = least.bytes.weights() + least.bytes.kv;
-    let left = memory - least.bytes.activations;
-    if left <= 0.0 {
-        return None;
-    }
-    let n = ((divided / left).ceil() as u64).next_power_of_two().max(2);
-    Some(format!("devices: {n} of them hold {} (--devices {n})", least.precision.name))
+/// Returns the precision with the fewest bytes among those that run and lose no more than the limit.
+fn smallest(rows: &[Row], max_kl: f64) -> Option<&Row> {
+    let runs = |row: &&Row| row.refusal().is_none();
+    let within = |row: &&Row| row.precision.measured_kl().is_some_and(|kl| kl <= max_kl);
+    rows.iter().filter(runs).filter(within).min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()))
 }
 
 /// Names a precision that fits with a short context.
-fn short(shape: &ModelShape, rows: &[Row], memory: f64) -> Option<String> {
+fn short(shape: &ModelShape, load: &Load, rows: &[Row], memory: f64) -> Option<String> {
     let runs = rows.iter().filter(|row| row.refusal().is_none());
     let with = runs.filter_map(|row| {
-        let longest = longest_context(shape, &row.precision, &row.kv, memory);
+        let longest = longest_context(shape, &row.precision, &row.kv, memory, load.split());
         (longest >= 256).then_some((row, longest))
     });
     let (row, longest) = with.max_by(|a, b| a.1.cmp(&b.1))?;

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::loads::{Loads, loads};
 use crate::hardware::{Device, Execution, Maker};
 use crate::memory::{Inference, inference};
+use crate::parallel::{Parallel, Split};
 use crate::precision::{KVS, Kv, Precision};
 use crate::roofline::{Setup, Speed};
 use crate::shape::ModelShape;
@@ -20,9 +21,11 @@ pub struct Load {
     pub prefill: u64,
     /// Tokens of an answer.
     pub decode: u64,
-    /// Devices that share each layer.
+    /// Devices that share the model.
     pub devices: u64,
-    /// Bits of the values that devices sum.
+    /// How they share it.
+    pub parallel: Parallel,
+    /// Bits of the values that devices exchange.
     pub reduce_bits: f64,
     /// Storage of keys and values; chosen if `None`.
     pub kv: Option<Kv>,
@@ -36,6 +39,11 @@ impl Load {
     /// Tokens that a sequence holds in the middle of its answer, at which decoding is predicted.
     pub fn depth(&self) -> u64 {
         (self.prefill + self.decode / 2).min(self.context)
+    }
+
+    /// Devices that share the model, and how.
+    pub fn split(&self) -> Split {
+        Split { devices: self.devices, by: self.parallel }
     }
 }
 
@@ -93,10 +101,8 @@ impl Row {
         if let Some(fallback) = self.execution.fallback.as_ref().filter(|_| self.precision.inputs.is_some()) {
             return Some(fallback.clone());
         }
-        match (self.loads.engines.as_slice(), &self.loads.refused) {
-            ([], Some(why)) => Some(why.clone()),
-            _ => None,
-        }
+        let why = self.loads.refused.as_ref().or(self.loads.widened.as_ref());
+        why.filter(|_| self.loads.engines.is_empty()).cloned()
     }
 
     /// True if it may be recommended under this limit of the loss.
@@ -106,12 +112,12 @@ impl Row {
 }
 
 /// Lists the KV schemes that engines of this precision have on the device.
-fn kv_choices(precision: &Precision, device: &Device, asked: Option<Kv>) -> Vec<Kv> {
+fn kv_choices(precision: &Precision, device: &Device, loads: &Loads, asked: Option<Kv>) -> Vec<Kv> {
     if let Some(kv) = asked {
         return vec![kv];
     }
-    let integers = device.maker == Maker::Cpu || precision.convention == "gguf";
-    let has = |kv: &Kv| kv.name == "f16" || (integers != (kv.name == "fp8"));
+    let integers = device.maker == Maker::Cpu || ["gguf", "mlx"].contains(&precision.convention);
+    let has = |kv: &Kv| kv.name == "f16" || (integers != (kv.name == "fp8") && loads.stores(kv));
     KVS.into_iter().filter(has).collect()
 }
 
@@ -124,17 +130,13 @@ pub(super) fn kv_second(row: &Row) -> Kv {
 /// Evaluates one precision.
 pub(super) fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &'static Precision) -> Row {
     let memory = load.memory.unwrap_or_else(|| device.available());
-    let n = load.devices.max(1) as f64;
-    let of = |kv: &Kv| {
-        let all = inference(shape, precision, kv, load.context, load.batch);
-        // Layers are divided; a chunk's activations are held by every device.
-        Inference { linears: all.linears / n, tables: all.tables / n, kv: all.kv / n, ..all }
-    };
-    let kvs = kv_choices(precision, device, load.kv);
+    let of = |kv: &Kv| inference(shape, precision, kv, load.context, load.batch, load.split());
+    let loads = loads(shape, precision, device, load.split());
+    let kvs = kv_choices(precision, device, &loads, load.kv);
     let fitting = kvs.iter().find(|kv| of(kv).total() <= memory);
     let kv = *fitting.or(kvs.first()).unwrap_or(&KVS[0]);
     let setup =
-        Setup { shape, precision, kv: &kv, device, devices: load.devices, reduce_bits: load.reduce_bits };
+        Setup { shape, precision, kv: &kv, device, split: load.split(), reduce_bits: load.reduce_bits };
     let (decode, prefill) = (setup.decode(load.batch, load.depth()), setup.prefill(load.prefill.max(1)));
     let batch = load.batch.max(1) as f64;
     let seconds = load.prefill as f64 * batch / prefill.tokens_per_s[1]
@@ -148,7 +150,7 @@ pub(super) fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &
         prefill,
         seconds,
         execution: setup.execution(),
-        loads: loads(shape, precision, device, load.devices),
+        loads: loads.with_kv(&kv),
         outliers: precision.inputs == Some("int8-token") && shape.parameters() >= OUTLIERS_FROM,
         few_sequences: precision.convention == "gguf"
             && load.batch >= MANY

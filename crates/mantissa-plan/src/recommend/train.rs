@@ -31,6 +31,8 @@ pub struct TrainRow {
     pub needs_recompute: bool,
     /// Policy of `mantissa train`, if it has one.
     pub policy: Option<&'static str>,
+    /// Bytes per parameter that `mantissa train` takes with it, where layout and dtypes of gradients and masters differ.
+    pub trainer_bytes: Option<f64>,
     /// Source of the bytes.
     pub source: &'static str,
 }
@@ -42,7 +44,7 @@ pub struct TrainAnswer {
     pub rows: Vec<TrainRow>,
     /// Recommended recipe; `None` if none fits.
     pub recipe: Option<&'static str>,
-    /// Predicted tokens/s of one device at the bf16 rate: low, middle, high.
+    /// Predicted tokens/s of one device at the bf16 rate under the choice, recomputation included: low, middle, high.
     pub tokens_per_s: [f64; 3],
     /// Reasons.
     pub reasons: Vec<String>,
@@ -51,16 +53,12 @@ pub struct TrainAnswer {
 }
 
 /// Recipes in the order of preference, each with the reason for it.
-const ORDER: [(&str, &str); 7] = [
+const ORDER: [(&str, &str); 6] = [
     (
         "bf16",
         "f32 master weights keep updates that bf16 weights would round away; the default wherever it fits",
     ),
     ("bf16-adam8-master", "8-bit moments in blocks of 256 save 6 bytes per parameter and keep the master"),
-    (
-        "bf16-remainder",
-        "the master's other 16 bits are kept beside the bf16 weights: 2 bytes per parameter less",
-    ),
     (
         "bf16-pure",
         "no master: round updates stochastically (bf16-pure-sr), or training stalls as small updates vanish",
@@ -102,6 +100,7 @@ pub fn train(
             fits,
             needs_recompute,
             policy,
+            trainer_bytes: policy.and(recipe.trainer_bytes(shape)),
             source,
         }
     };
@@ -126,12 +125,17 @@ pub fn train(
     );
     let recipe = chosen.map(|(row, _)| row.name);
     let changes = changes(shape, device, run, &rows, recipe, memory);
-    TrainAnswer { recipe, tokens_per_s: speed(shape, device, run), reasons, changes, rows }
+    let recomputes = chosen.is_some_and(|(row, _)| row.needs_recompute);
+    let recompute = if recomputes { Recompute::Layers } else { run.recompute };
+    let base = ADAPTERS.iter().find(|(name, ..)| recipe == Some(*name)).map(|(.., base)| *base);
+    let trained = base.map_or(Trained::All, |base| Trained::Adapters { rank, base });
+    let tokens_per_s = speed(shape, device, &Run { recompute, ..*run }, trained);
+    TrainAnswer { recipe, tokens_per_s, reasons, changes, rows }
 }
 
 /// Predicts the tokens/s of one device with bf16 products.
-fn speed(shape: &ModelShape, device: &Device, run: &Run) -> [f64; 3] {
-    let operations = operations_per_token(shape, run.sequence, run.recompute);
+fn speed(shape: &ModelShape, device: &Device, run: &Run, trained: Trained) -> [f64; 3] {
+    let operations = operations_per_token(shape, run.sequence, run.recompute, trained);
     let rate = device.rate(device.half()).unwrap_or(1.0);
     device.shares.compute.map(|share| rate * share / operations)
 }
@@ -205,6 +209,49 @@ mod tests {
     fn choice(model: &str, device: &str, devices: u64, zero: Zero, adapters: bool) -> TrainAnswer {
         let run = Run { sequence: 2048, batch: 1, devices, zero, recompute: Recompute::Scores };
         train(&ModelShape::named(model).unwrap(), &Device::named(device).unwrap(), &run, 16, adapters, None)
+    }
+
+    /// Llama-3.1-8B at 2048 tokens: N = 6,979,321,856 weights of layers and 525,336,576 of the head (7.505e9); attention
+    /// 32 × 2 × 8192 × 1024 = 5.37e8 forward. All weights: 3 × (2 N + a); recomputed 4 ×; adapters 4 N + 3 a and their own.
+    #[test]
+    fn operations_follow_what_is_trained_and_recomputed() {
+        let shape = ModelShape::named("Llama-3.1-8B").unwrap();
+        let (n, a) = (6_979_321_856.0 + 525_336_576.0, 32.0 * 2.0 * 8192.0 * 1024.0);
+        let of = |recompute, trained| operations_per_token(&shape, 2048, recompute, trained);
+        assert_eq!(of(Recompute::Scores, Trained::All), 6.0 * n + 3.0 * a);
+        assert_eq!(of(Recompute::Layers, Trained::All), 8.0 * n + 4.0 * a);
+        let lora = Trained::Adapters { rank: 1, base: "bf16" };
+        let exact: f64 = shape.matrices.iter().map(|m| m.count as f64 * (m.rows + m.cols) as f64).sum();
+        assert!((of(Recompute::Scores, lora) - (4.0 * n + 3.0 * a + 6.0 * exact)).abs() < 1.0);
+        // The choice that recomputes is a fourth slower than the same without; LoRA a third faster than the whole model.
+        let run = |recompute| Run { sequence: 2048, batch: 1, devices: 1, zero: Zero::None, recompute };
+        let device = Device::named("h100").unwrap();
+        let fit = train(&shape, &device, &run(Recompute::Scores), 16, false, Some(83e9));
+        let row = fit.rows.iter().find(|row| Some(row.name) == fit.recipe).unwrap();
+        let expected = 989.4e12 * 0.6 / of(Recompute::Layers, Trained::All);
+        assert!(row.needs_recompute && (fit.tokens_per_s[1] / expected - 1.0).abs() < 1e-6, "{row:?}");
+    }
+
+    /// The policies behind the recipes take other bytes in `mantissa train`: f32 gradients, and f32 weights that are rounded
+    /// anew for each product. bf16 2 + 4 + 4 + 8; fp16 the same; FP8, NVFP4 and Quartet 4 + 4 + their moments.
+    #[test]
+    fn bytes_of_the_trainer_are_said() {
+        let found = choice("Llama-2-7B", "h100", 8, Zero::Three, false);
+        let of = |name: &str| found.rows.iter().find(|row| row.name == name).unwrap().trainer_bytes;
+        for (name, bytes) in [
+            ("fp32", 16.0),
+            ("bf16", 18.0),
+            ("fp16", 18.0),
+            ("bf16-remainder", 16.0),
+            ("bf16-pure", 8.0),
+            ("fp8-te", 16.0),
+            ("deepseek-v3", 12.0),
+            ("nvfp4", 16.0),
+            ("quartet", 12.0),
+        ] {
+            assert_eq!(of(name), Some(bytes), "{name}");
+        }
+        assert_eq!(of("bf16-adam8"), None);
     }
 
     #[test]

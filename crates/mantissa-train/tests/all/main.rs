@@ -11,6 +11,7 @@ mod gradients;
 mod kv;
 mod learned_scales;
 mod logits;
+mod planner;
 mod policies;
 mod pytorch;
 mod teacher;

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use mantissa_num::{Scheme, nearest_list};
 use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
+use mantissa_plan::parallel::Parallel;
 use mantissa_plan::recommend::{Load, MAX_KL};
 use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
@@ -33,7 +34,8 @@ use crate::output::{Align, Table, paragraph};
   mantissa explain w4a16 --params 32B --hardware rtx4090
   mantissa explain memory demo
   mantissa explain 0.1 --as bf16,fp8-e4m3,nvfp4
-  mantissa explain 0.1 --as int4-g32 --amax 2.5")]
+  mantissa explain 0.1 --as int4-g32 --amax 2.5
+  mantissa explain 0.1 --as nvfp4 --tensor-amax 1")]
 pub struct Args {
     /// Topic, or a number
     #[arg(allow_negative_numbers = true)]
@@ -50,6 +52,11 @@ pub struct Args {
     /// Decides the scale of formats that have one [default: the number itself].
     #[arg(long, value_name = "X")]
     amax: Option<f32>,
+    /// Largest magnitude of the number's tensor
+    ///
+    /// Decides the scale of NVFP4's tensor, and so how that of the block is rounded [default: that of the block].
+    #[arg(long, value_name = "X")]
+    tensor_amax: Option<f32>,
     /// Tokens of each sequence [default: at most 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     context: Option<u64>,
@@ -86,7 +93,7 @@ impl Execute for Args {
     fn run(&self, context: &Context) -> Result<()> {
         let Some(name) = &self.topic else { return list(context) };
         if let Ok(x) = name.parse::<f64>() {
-            return number::run(x, &self.schemes, self.amax, context);
+            return number::run(x, &self.schemes, [self.amax, self.tensor_amax], context);
         }
         if !self.schemes.is_empty() {
             return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
@@ -129,6 +136,7 @@ fn load(context: u64, batch: u64, options: &Context) -> Load {
         prefill: (context * 3 / 4).max(1),
         decode: (context / 4).clamp(1, 1024),
         devices: 1,
+        parallel: Parallel::Tensor,
         reduce_bits: 16.0,
         kv: None,
         max_kl: MAX_KL,

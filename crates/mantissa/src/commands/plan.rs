@@ -89,12 +89,19 @@ fn load(asked: &Asked<'_>) -> Result<Load> {
         .with_fix(format!("--context {}", prefill + decode))
         .into());
     }
+    if !args.parallel.suits(asked.shape) {
+        let found = format!("{}, which has no routed experts", asked.shape.name);
+        return Err(BadInput::new("--parallel expert", found, "a mixture of experts")
+            .with_fix("--parallel data")
+            .into());
+    }
     Ok(Load {
         context,
         batch: args.batch,
         prefill,
         decode,
         devices: args.devices,
+        parallel: args.parallel,
         reduce_bits: f64::from(args.reduce_bits),
         kv: args.kv,
         max_kl: args.max_kl,

@@ -72,7 +72,16 @@ fn a_number_is_taken_apart() {
         notes.iter().any(|note| note.as_str().is_some_and(|note| note.contains("subnormal"))),
         "{notes:?}"
     );
+    let double = json(&["explain", "0.1", "--as", "f64", "--json"]);
+    assert_eq!(
+        (double["formats"][0]["value"].as_f64(), double["formats"][0]["error"].as_f64()),
+        (Some(0.1), Some(0.0))
+    );
+    assert!(succeed(&["explain", "1e300", "--as", "f64"]).contains("f64"));
+    let scaled = succeed(&["explain", "0.1", "--as", "nvfp4", "--tensor-amax", "1"]);
+    assert!(scaled.contains("is rounded too") && scaled.contains("clipped"), "{scaled}");
     for (arguments, part) in [
+        (vec!["explain", "4", "--as", "nvfp4", "--tensor-amax", "1"], "largest magnitude of the block"),
         (vec!["explain", "nonsense"], "mantissa explain lists"),
         (vec!["explain", "0.1", "--as", "q4_k"], "codes blocks"),
         (vec!["explain", "1e300"], "range of f32"),

@@ -140,6 +140,62 @@ fn training_is_planned() {
     assert!(shown.contains("on each of 16 devices, ZeRO-3") && shown.contains("choose      bf16"), "{shown}");
 }
 
+/// DeepSeek-V3 on 8 H200: every device holds the latents of all sequences, 70,272 bytes × 64 × 32,768 = 147.4 GB in f16.
+#[test]
+fn devices_share_a_model_in_several_ways() {
+    let asked = [
+        "plan",
+        "--params",
+        "DeepSeek-V3",
+        "--hardware",
+        "h200",
+        "--devices",
+        "8",
+        "--batch",
+        "64",
+        "--context",
+        "32k",
+        "--kv",
+        "f16",
+    ];
+    let gb = |more: &[&str], precision: &str| {
+        let report = json(&[&asked[..], more, &["--json"]].concat());
+        let row = row(&report, precision).clone();
+        let kv = row["bytes"]["kv"].as_f64().unwrap() / 1e9;
+        (row["fits"].as_bool().unwrap(), (10.0 * kv).round() / 10.0)
+    };
+    assert_eq!(gb(&[], "W8A8 FP8"), (false, 147.4));
+    assert_eq!(gb(&["--parallel", "data"], "W8A8 FP8"), (true, 18.4));
+    assert_eq!(gb(&["--parallel", "EP"], "W8A8 FP8").1, 18.4);
+    assert_eq!(gb(&["--parallel", "pipeline"], "W8A8 FP8").1, 19.3);
+    let shown = succeed(&asked);
+    assert!(shown.contains("--parallel data: ") && shown.contains("18.4 GB KV cache in f16"), "{shown}");
+    let error =
+        fail(2, &["plan", "--params", "8B", "--hardware", "h100", "--devices", "2", "--parallel", "expert"]);
+    assert!(error.contains("no routed experts"), "{error}");
+    assert!(
+        fail(2, &["plan", "--params", "8B", "--parallel", "sideways"])
+            .contains("tensor, data, expert or pipeline")
+    );
+}
+
+/// vLLM has no integer cache, transformers decodes GGUF: neither is named for what it does not run.
+#[test]
+fn engines_are_those_that_run_the_whole_choice() {
+    let engines = |precision: &str, kv: &str| {
+        let report = json(&["plan", "--params", "8B", "--hardware", "h100", "--kv", kv, "--json"]);
+        row(&report, precision)["loads"]["engines"].to_string()
+    };
+    assert!(engines("W4A16 INT4", "fp8").contains("vLLM") && !engines("W4A16 INT4", "int8").contains("vLLM"));
+    assert_eq!(engines("Q4_K_M", "int8"), "[\"llama.cpp\"]");
+    assert!(!engines("Q4_K_M", "f16").contains("transformers"));
+    let apple = succeed(&["plan", "--params", "8B", "--hardware", "m4-max", "--context", "4096"]);
+    assert!(
+        apple.contains("MLX 4-bit")
+            && !succeed(&["plan", "--params", "8B", "--hardware", "h100"]).contains("MLX")
+    );
+}
+
 #[test]
 fn memory_and_kv_are_taken() {
     let load = ["plan", "--params", "8B", "--hardware", "h100", "--memory", "12G", "--kv", "fp8", "--json"];

@@ -18,6 +18,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("python test_inference.py -m {model} -p {prompt}"),
     split: None,
     keeps: &["exl2"],
+    widens: &[],
     shared: &[
         "whole-groups",
         "gptq-zero-points",

@@ -16,6 +16,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("llama-cli -m {model} -p {prompt}"),
     split: None,
     keeps: &["gguf"],
+    widens: &[],
     shared: &[],
     rules: RULES,
     #[cfg(test)]

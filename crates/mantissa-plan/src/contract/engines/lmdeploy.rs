@@ -19,6 +19,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("lmdeploy serve api_server {model}"),
     split: Some("--tp"),
     keeps: &["compressed-tensors"],
+    widens: &[],
     shared: &[
         "tp-heads",
         "tp-width",

@@ -11,6 +11,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("mantissa run {model} -p {prompt}"),
     split: None,
     keeps: &["gguf", "native", "compressed-tensors"],
+    widens: &[],
     shared: &[],
     rules: &[],
     #[cfg(test)]

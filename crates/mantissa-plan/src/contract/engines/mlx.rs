@@ -20,6 +20,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("mlx_lm.generate --model {model} --prompt {prompt}"),
     split: Option::None,
     keeps: &["mlx"],
+    widens: &[],
     shared: &["whole-groups", "head", "tied-head", "bos-rule", "generation-ends", "token-rows"],
     rules: RULES,
     #[cfg(test)]

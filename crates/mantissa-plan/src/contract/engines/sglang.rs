@@ -20,6 +20,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("python -m sglang.launch_server --model-path {model}"),
     split: Some("--tp"),
     keeps: &["compressed-tensors"],
+    widens: &[],
     shared: &[
         "tp-heads",
         "tp-width",

@@ -19,6 +19,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("trtllm-serve {model}"),
     split: Some("--tp_size"),
     keeps: &["modelopt", "compressed-tensors"],
+    widens: &[],
     shared: &[
         "tp-heads",
         "tp-width",

@@ -19,6 +19,8 @@ pub(super) static ENGINE: Engine = Engine {
     command: Option::None,
     split: Option::None,
     keeps: &["compressed-tensors"],
+    // transformers docs, "GGUF": "load_dequant": the checkpoint is dequantized to fp32 or the given dtype.
+    widens: &["gguf"],
     shared: &[
         "whole-groups",
         "gptq-zero-points",

@@ -19,6 +19,7 @@ pub(super) static ENGINE: Engine = Engine {
     command: Some("vllm serve {model}"),
     split: Some("--tensor-parallel-size"),
     keeps: &["compressed-tensors"],
+    widens: &[],
     shared: &[
         "tp-heads",
         "tp-width",

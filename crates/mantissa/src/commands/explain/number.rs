@@ -19,22 +19,29 @@ const USUAL: [&str; 10] =
 struct Report {
     number: f64,
     amax: f32,
+    tensor_amax: f32,
     formats: Vec<Anatomy>,
 }
 
 /// Shows `x` under every scheme.
 ///
 /// # Errors
-/// A number that no f32 is; formats without codes of single elements.
-pub fn run(x: f64, schemes: &[Scheme], amax: Option<f32>, context: &Context) -> Result<()> {
-    let single = x as f32;
-    if !single.is_finite() {
+/// A number that no f32 is, but for f64 alone; formats without codes of single elements.
+pub fn run(x: f64, schemes: &[Scheme], [amax, tensor]: [Option<f32>; 2], context: &Context) -> Result<()> {
+    let doubles = !schemes.is_empty() && schemes.iter().all(|scheme| scheme.format.code_bits() == 64);
+    let single = if doubles { 0.0 } else { x as f32 };
+    if !single.is_finite() || !x.is_finite() {
         return Err(BadInput::new("NUMBER", x.to_string(), "a finite number within the range of f32").into());
     }
     let amax = amax.unwrap_or_else(|| single.abs());
     if !amax.is_finite() || amax < single.abs() {
         let allowed = format!("a number of at least {}, the magnitude of the number", single.abs());
         return Err(BadInput::new("--amax", amax.to_string(), allowed).into());
+    }
+    let tensor_amax = tensor.unwrap_or(amax);
+    if !tensor_amax.is_finite() || tensor_amax < amax {
+        let allowed = format!("a number of at least {amax}, the largest magnitude of the block");
+        return Err(BadInput::new("--tensor-amax", tensor_amax.to_string(), allowed).into());
     }
     let usual: Vec<Scheme>;
     let schemes = if schemes.is_empty() {
@@ -43,9 +50,9 @@ pub fn run(x: f64, schemes: &[Scheme], amax: Option<f32>, context: &Context) -> 
     } else {
         schemes
     };
-    let formats =
-        schemes.iter().map(|scheme| anatomy(single, scheme, amax)).collect::<Result<Vec<_>, _>>()?;
-    let report = Report { number: x, amax, formats };
+    let formats = schemes.iter().map(|scheme| anatomy(x, scheme, amax, tensor_amax));
+    let formats = formats.collect::<Result<Vec<_>, _>>()?;
+    let report = Report { number: x, amax, tensor_amax, formats };
     context.report(&report, |out| print(&report, out))
 }
 
@@ -86,8 +93,8 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let scaled = report.formats.iter().any(|format| format.scale.is_some());
     if scaled {
         let text = format!(
-            "Scaled formats: a block whose largest magnitude is {} (--amax); a number alone in its block is its largest.",
-            report.amax
+            "Scaled formats: a block whose largest magnitude is {} (--amax); a number alone in its block is its largest. NVFP4: a tensor whose largest is {} (--tensor-amax).",
+            report.amax, report.tensor_amax
         );
         paragraph(out, 0, &text)?;
     }

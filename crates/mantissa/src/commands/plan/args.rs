@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use mantissa_jobs::parse_count;
+use mantissa_plan::parallel::Parallel;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::recommend::MAX_KL;
 
@@ -22,6 +23,7 @@ use super::subject::Subject;
   mantissa plan demo
   mantissa plan path/to/config.json --hardware h100 --batch 64 --context 8192
   mantissa plan --params 30B-A3B --hardware a100 --devices 2
+  mantissa plan --params DeepSeek-V3 --hardware h200 --devices 8 --parallel data
   mantissa plan --params 8B --hardware h100 --train
   mantissa plan --params 70B --hardware h100 --train qlora")]
 pub struct Args {
@@ -41,12 +43,18 @@ pub struct Args {
     /// Tokens of an answer [default: the rest, at most 1024]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(super) decode: Option<u64>,
-    /// Devices that share each layer
+    /// Devices that share the model
     ///
-    /// Tensor parallelism. With --train, devices that share the state.
+    /// With --train, devices that share the state.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub(super) devices: u64,
-    /// Bits of the values that devices sum
+    /// How they share it: tensor, data, expert, pipeline
+    ///
+    /// tensor: a part of every matrix and the heads of every sequence, at least one head; data: the attention of its own
+    /// sequences, a part of the rest; expert: its own sequences and a part of the experts; pipeline: a part of the layers.
+    #[arg(long, value_name = "WAY", default_value = "tensor", value_parser = parallel, conflicts_with = "train")]
+    pub(super) parallel: Parallel,
+    /// Bits of the values that devices exchange
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = clap::value_parser!(u8).range(4..=32), hide_short_help = true)]
     pub(super) reduce_bits: u8,
     /// Storage of keys and values: f16, fp8, int8, int4
@@ -72,6 +80,11 @@ pub struct Args {
 /// Parses a KV scheme.
 fn kv(text: &str) -> Result<Kv, String> {
     Kv::named(text).map_err(|error| error.to_string())
+}
+
+/// Parses a way of sharing.
+fn parallel(text: &str) -> Result<Parallel, String> {
+    Parallel::named(text).map_err(|error| error.to_string())
 }
 
 /// Trained part of the model.

@@ -87,7 +87,9 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
         let model = asked.args.subject.model();
         let model =
             model.map_or_else(|| "MODEL".to_owned(), |model| super::super::next_steps::quoted(model.typed()));
-        labelled(out, "make", &format!("mantissa quantize {model} --recipe {recipe}"))?;
+        let format = answer.rows.iter().find(|row| row.precision.recipe == Some(recipe));
+        let format = format.filter(|row| row.precision.convention == "mlx").map_or("", |_| " --format mlx");
+        labelled(out, "make", &format!("mantissa quantize {model} --recipe {recipe}{format}"))?;
     }
     labelled(out, "measure", &measures(asked.args.subject.model()))?;
     match &asked.args.html {

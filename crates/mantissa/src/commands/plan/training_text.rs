@@ -15,6 +15,7 @@ pub fn table(answer: &TrainAnswer) -> Table {
     let mut table = Table::new([
         ("recipe", Align::Left),
         ("bytes/param", right),
+        ("mantissa train", right),
         ("state", right),
         ("activations", right),
         ("total", right),
@@ -22,7 +23,7 @@ pub fn table(answer: &TrainAnswer) -> Table {
         ("fits", Align::Left),
         ("about", Align::Left),
     ])
-    .optional(["activations", "about"]);
+    .optional(["activations", "mantissa train", "about"]);
     for row in &answer.rows {
         let fits = match (row.fits, row.needs_recompute) {
             (false, _) => "no",
@@ -32,6 +33,7 @@ pub fn table(answer: &TrainAnswer) -> Table {
         table.row([
             row.name.to_owned(),
             format!("{:.2}", row.bytes_per_parameter),
+            row.trainer_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.2}")),
             bytes((row.bytes.state + row.bytes.frozen) as u64),
             bytes(row.bytes.activations as u64),
             bytes(row.bytes.total() as u64),
@@ -90,7 +92,11 @@ pub fn headline(answer: &TrainAnswer) -> String {
     let Some(name) = answer.recipe else { return "nothing fits".to_owned() };
     let row = answer.rows.iter().find(|row| row.name == name);
     let policy = row.and_then(|row| row.policy);
-    let policy = policy.map_or_else(String::new, |policy| format!("; mantissa train --show-policy {policy}"));
+    let takes = row
+        .and_then(|row| row.trainer_bytes)
+        .map_or_else(String::new, |bytes| format!(" ({bytes:.2} bytes per parameter in mantissa train)"));
+    let policy =
+        policy.map_or_else(String::new, |policy| format!("; mantissa train --show-policy {policy}{takes}"));
     let about = row.map_or("", |row| row.about);
     format!("{name}: {about}{policy}")
 }

@@ -47,15 +47,17 @@ fn sizes(args: &Args, prompt: usize, options: &GenerateOptions) -> RuntimeOption
     }
 }
 
-/// Describes the parts of `needs` for a session of `tokens` tokens.
-fn parts(needs: &SessionNeeds, tokens: usize) -> String {
-    let SessionNeeds { weights, loading, cache, buffers } = *needs;
+/// Describes the parts of `needs`.
+fn parts(needs: &SessionNeeds) -> String {
+    let SessionNeeds { weights, loading, cache, buffers, room, token } = *needs;
     if loading > cache.saturating_add(buffers) {
         return format!("weights {} and {} while they load", bytes(weights), bytes(loading));
     }
-    let each = bytes(cache / tokens.max(1) as u64);
+    let each = bytes(token.round() as u64);
     let (weights, cache, buffers) = (bytes(weights), bytes(cache), bytes(buffers));
-    format!("weights {weights}, keys and values {cache} ({tokens} tokens of {each}), buffers {buffers}")
+    format!(
+        "weights {weights}, keys and values {cache} (blocks for {room} tokens of {each}), buffers {buffers}"
+    )
 }
 
 impl Loaded {
@@ -79,7 +81,7 @@ impl Loaded {
         let policy = policy_to_set(args.kv.as_ref(), files);
         needs.add_model(files, (policy, adapter.as_ref()), &sizes, context.threads)?;
         others.iter().try_for_each(|draft| needs.add_draft(draft, &sizes, context.threads))?;
-        let parts = parts(&needs, sizes.context);
+        let parts = parts(&needs);
         let predicted = context.require_more_memory(&format!("run: {parts}"), needs.peak())?;
         let vocabulary = load_config(files)?.vocab_size;
         let draft = others.first().map(|files| {

@@ -11,6 +11,13 @@ use mantissa_num::minifloat::{BF16, E4M3_FNUZ, E5M2_FNUZ, F16};
 // f32 registers only as TF32, 10 bits of mantissa (PTX ISA, mma .tf32, sm_80).
 const F32_UNITS: &str = "every CPU and GPU; matrix units: AMD CDNA, NVIDIA SM 8.0+ only as TF32";
 
+// PTX ISA mma .tf32 (sm_80), tcgen05.mma kind::tf32 (sm_100); CDNA 3 ISA, V_MFMA_F32_*_XF32, which CDNA 4 dropped.
+const TF32_UNITS: &str = "NVIDIA SM 8.0+, AMD MI300 (CDNA 3, as xf32); not AMD MI350";
+
+// PTX ISA mma .f64 (sm_80): full rate on A100, H100 and B200, 1.3 TFLOP/s on B300 (HGX table), a 64th of f32 on consumer GPUs;
+// CDNA 2 ISA, V_MFMA_F64_*.
+const F64_UNITS: &str = "every CPU; matrix units: NVIDIA A100, H100, B200 (B300 and consumer GPUs: about 1/30 and 1/64), AMD CDNA 2+";
+
 // PTX ISA mma .f16 (sm_70); CDNA ISA MFMA F16; Intel AVX-512 FP16 (Sapphire Rapids) and AMX-FP16 (Granite Rapids); Armv8.2-FP16.
 const F16_UNITS: &str = "NVIDIA SM 7.0+, AMD CDNA and RDNA 3+, x86 AVX-512 FP16 and AMX-FP16, Arm FP16";
 
@@ -54,6 +61,8 @@ pub fn native(format: &Format) -> &'static str {
         (Code::Float(_), Some(ScaleTree { code: Code::E8m0, .. })) => MX_UNITS,
         (Code::Float(_), Some(ScaleTree { outer: Some(_), .. })) => NVFP4_UNITS,
         (Code::F32, _) => F32_UNITS,
+        (Code::Tf32, _) => TF32_UNITS,
+        (Code::F64, _) => F64_UNITS,
         (Code::Float(f), _) if *f == F16 => F16_UNITS,
         (Code::Float(f), _) if *f == BF16 => BF16_UNITS,
         (Code::Float(f), _) if [E4M3_FNUZ, E5M2_FNUZ].contains(f) => FNUZ_UNITS,
@@ -83,6 +92,9 @@ mod tests {
             ("fp8-e4m3-t128x128", FP8_UNITS),
             ("fp8-e5m2fnuz", FNUZ_UNITS),
             ("fp4-e2m1", FP6_FP4_UNITS),
+            ("tf32", TF32_UNITS),
+            ("f64", F64_UNITS),
+            ("f32", F32_UNITS),
         ];
         for (name, units) in cases {
             assert_eq!(native(&name.parse::<Scheme>().unwrap().format), units, "{name}");
