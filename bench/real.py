@@ -127,15 +127,15 @@ class Bench:
         pairs = [(f"What is {a} plus {b}?", f"It is {a + b}.") for a in range(1, 11) for b in range(1, 11)]
         lines = [json.dumps({"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}) for q, a in pairs]
         data.write_text("\n".join(lines) + "\n")
-        report, seconds, peak = self.run("finetune", self.model, "--data", data, "--out", self.work / "lora", "--restart", "--steps", 50, "--batch", 8, "--length", 128)
+        report, seconds, peak = self.run("finetune", self.model, "--data", data, "--out", self.work / "lora", "--restart", "--steps", 50, "--batch", 2, "--length", 64)
         answer, *_ = self.run("run", self.model, "--adapter", self.work / "lora/adapter", "--chat", "-p", "What is 3 plus 4?", "-n", 20)
         losses = {key: report.get(key) for key in ("first_loss", "loss", "validation_loss") if key in report}
         self.figures["finetune"] = {"seconds": seconds, "peak_mb": peak, "answer": answer["text"], **losses}
 
     def fit(self):
         report, seconds, peak = self.run(
-            "fit", self.model, "--budget", "3.5bpw", "--schemes", "int2-g32,int3-g32,int4-g32,int8-g32", "--text", "default",
-            "--context", 256, "--out", self.work / "fit", "--overwrite")
+            "fit", self.model, "--budget", "3.5bpw", "--schemes", "int2-g32,int3-g32,int4-g32", "--text", "default",
+            "--context", 128, "--windows", 4, "--out", self.work / "fit", "--overwrite")
         kl, error = self.kl(self.work / "fit")
         uniform, *_ = self.run("quantize", self.model, "--recipe", "rtn-int3-g32", "--out", self.work / "int3", "--overwrite")
         self.figures["fit"] = {"kl": kl, "error": error, "seconds": seconds, "peak_mb": peak, "bits": report.get("bits_per_weight"),
