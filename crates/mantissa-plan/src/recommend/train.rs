@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::reasons::gb;
+use super::words::gb;
 use crate::hardware::{Device, Unit};
 use crate::shape::ModelShape;
 use crate::training::{
