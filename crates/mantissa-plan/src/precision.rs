@@ -171,7 +171,7 @@ impl Precision {
         let weights = (rows * cols) as f64;
         let of = |name| format_of(name).bits_per_weight(1, cols.max(1));
         match self.bits {
-            _ if self.convention == "gguf" && cols % 256 != 0 => {
+            _ if self.convention == "gguf" && !cols.is_multiple_of(256) => {
                 let bits = of(stored_type(self.weights, cols));
                 let wider = self.wider.map_or(bits, |name| of(stored_type(name, cols)));
                 weights * (bits + (wider - bits) * self.wider_share()) / 8.0

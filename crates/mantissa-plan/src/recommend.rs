@@ -5,6 +5,7 @@ mod reasons;
 mod row;
 mod sharing;
 mod train;
+mod words;
 
 use serde::Serialize;
 
@@ -14,9 +15,9 @@ use crate::shape::ModelShape;
 use row::{choose, fastest, row};
 
 pub use loads::{Loads, loads};
-pub use reasons::{gb, rate};
 pub use row::{Load, MAX_KL, Row, SMALL_MODEL};
 pub use train::{TrainAnswer, TrainRow, train};
+pub use words::{gb, rate};
 
 /// Limit for small models: indistinguishable on our models.
 const SMALL_MODEL_KL: f64 = 0.0035;

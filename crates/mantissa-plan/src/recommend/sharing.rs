@@ -1,7 +1,7 @@
 //! What several devices change: copies of the KV cache, other ways of sharing, and how many devices are enough.
 
-use super::reasons::{gb, rate};
 use super::row::{Load, Row};
+use super::words::{gb, rate};
 use crate::hardware::Device;
 use crate::memory::inference;
 use crate::parallel::{PARALLELS, Parallel, Split};

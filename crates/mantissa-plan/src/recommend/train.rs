@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::reasons::gb;
+use super::words::gb;
 use crate::hardware::{Device, Unit};
 use crate::shape::ModelShape;
 use crate::training::{
@@ -154,7 +154,9 @@ fn reasons(row: &TrainRow, why: &str, memory: f64) -> Vec<String> {
         ),
     ];
     if row.needs_recompute {
-        reasons.push("layers must be recomputed in the backward, for a third more operations".to_owned());
+        // 2 of 6 operations a weight, or of 4 where weights are frozen.
+        let more = if row.bytes.frozen > 0.0 { "half as many" } else { "a third as many" };
+        reasons.push(format!("layers must be recomputed in the backward, for {more} operations again"));
     }
     reasons
 }
