@@ -29,6 +29,7 @@ mod fused;
 mod gguf_architectures;
 mod gguf_columns;
 mod gguf_forms;
+mod gguf_kept;
 mod gguf_made;
 mod gguf_source;
 mod gguf_types;
