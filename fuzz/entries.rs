@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
+use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat, load_config};
 use mantissa_num::{Scheme, parse_activation};
-use mantissa_quant::{Importance, Recipe, model_config};
+use mantissa_quant::{Importance, Recipe};
 use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, exl2, exl3, gptq, hqq};
 use mantissa_store::gguf::GgufHeader;
 use mantissa_store::{Header, JOURNAL_NAME, Journal, MANIFEST_NAME, Manifest, SafeTensors, json};
@@ -66,7 +66,7 @@ pub fn gguf(data: &[u8]) {
     let on_disk = OnDisk::new("gguf", data);
     let Ok(files) = ModelFiles::open(&on_disk.0) else { return };
     let _ = Tokenizer::load(&on_disk.0).map(|tokenizer| exercise(&tokenizer));
-    if let Ok(config) = model_config(&files) {
+    if let Ok(config) = load_config(&files) {
         sizes(&config);
         weights(&files, &config);
     }
