@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat, load_config};
+use mantissa_model::{
+    Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat, load_config,
+};
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_quant::{Importance, Recipe};
 use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, exl2, exl3, gptq, hqq};

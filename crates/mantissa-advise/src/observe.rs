@@ -102,7 +102,7 @@ impl Looking<'_> {
     fn end_tokens(&mut self) {
         self.examined.extend(STOPS.map(|(what, _)| what));
         let stated = self.files.config().map(|config| ModelConfig::from_json(config, "config.json"));
-        let stated = stated.and_then(|stated| stated.ok()).map(|stated| stated.eos_token_ids);
+        let stated = stated.and_then(std::result::Result::ok).map(|stated| stated.eos_token_ids);
         let stated = stated.unwrap_or_default();
         let Ok(tokens) = end_tokens::of_folder(self.files.dir(), &stated) else { return };
         let of = |token: &EndToken, file: &str| token.sources.iter().any(|s| s.to_string().starts_with(file));

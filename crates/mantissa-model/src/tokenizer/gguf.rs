@@ -38,5 +38,5 @@ const SPACE: &str = "\u{2581}";
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod variants;

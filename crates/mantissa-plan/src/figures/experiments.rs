@@ -45,7 +45,7 @@ pub(crate) fn experiment(id: &str) -> Experiment {
         published: None,
         model: "no model",
         date: "",
-        page: "README",
+        page: "docs/results/README.md",
     };
     EXPERIMENTS.iter().copied().find(|row| row.id == id).unwrap_or(none)
 }
@@ -59,7 +59,7 @@ impl Experiment {
 
     /// Says what was measured, when, and where it is written.
     pub fn source(&self) -> String {
-        format!("{}, {}, docs/results/{}.md", self.model, self.date, self.page)
+        format!("{}, {}, {}", self.model, self.date, self.page)
     }
 }
 
@@ -74,9 +74,9 @@ mod tests {
         assert_eq!(EXPERIMENTS.len(), lines);
         for row in EXPERIMENTS.iter() {
             let page = match row.page {
-                "training" => include_str!("../../../../docs/results/training.md"),
-                "arithmetic" => include_str!("../../../../docs/results/arithmetic.md"),
-                "kv-cache" => include_str!("../../../../docs/results/kv-cache.md"),
+                "docs/results/training.md" => include_str!("../../../../docs/results/training.md"),
+                "docs/results/arithmetic.md" => include_str!("../../../../docs/results/arithmetic.md"),
+                "docs/results/kv-cache.md" => include_str!("../../../../docs/results/kv-cache.md"),
                 _ => "",
             };
             let has = |line: &str| {

@@ -87,7 +87,9 @@ impl Plan {
         let dtype = model_dtype(source, &config);
         let Decisions { linears, inputs, by_group, rotations, mut refused } =
             Decisions::new(source, &config, container, changes, dtype)?;
+        let before = refused.whole.len();
         let tables = tables::planned(source, &config, container, requantize, dtype, &mut refused)?;
+        let refuses_tables = refused.whole.len() > before;
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             let scheme = alternative::scheme(source, &config, container, dtype);
@@ -103,6 +105,8 @@ impl Plan {
             let error = QuantError::not_lossless(container, total, &refused);
             return Err(match requantize {
                 Some(_) => error.of_requantization(true),
+                // A refused table is not rounded again either.
+                None if refuses_tables => error,
                 None => error.with_scheme(alternative::scheme(source, &config, container, dtype)),
             });
         }

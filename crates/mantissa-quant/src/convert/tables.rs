@@ -29,15 +29,23 @@ pub(super) fn planned(
         if !is_quantized(&weight) {
             continue;
         }
+        let flag = if info.kind == LinearKind::Head { "--head" } else { "--embeddings" };
+        let again = format!("quantize the original model with {flag}");
         let decided = match (requantize, holds(container, &info)) {
-            (None, true) => decide(&info, &weight, container, None, dtype),
-            (Some(_), _) => Err("it is not rounded again".to_owned()),
-            (None, false) => Err("readers load it unquantized".to_owned()),
+            (Some(_), _) => Err(("it is not rounded again".to_owned(), again)),
+            (None, false) => {
+                let fix = format!("--format native, or quantize the original model without {flag}");
+                Err((format!("readers of {} load it unquantized", container.name()), fix))
+            }
+            (None, true) => decide(&info, &weight, container, None, dtype).map_err(|why| (why, again)),
         };
         match decided {
             Ok(scheme) => all.push(PlannedLinear { info, scheme }),
             Err(_) if source.gguf().is_some() => {}
-            Err(why) => refused.whole.push(refusal(&info, &why)),
+            Err((why, fix)) => refused.whole.push(format!(
+                "{}: expected an unquantized embedding and head, got a quantized one ({why}); fix: {fix}",
+                info.module
+            )),
         }
     }
     Ok(all)
@@ -48,14 +56,6 @@ fn holds(container: Container, info: &LinearInfo) -> bool {
     let facts = container.facts();
     let own = if info.kind == LinearKind::Head { facts.quantized_head } else { facts.quantized_embedding };
     container.is_one_file() || own
-}
-
-fn refusal(info: &LinearInfo, why: &str) -> String {
-    let flag = if info.kind == LinearKind::Head { "--head" } else { "--embeddings" };
-    format!(
-        "{}: expected an unquantized embedding and head, got a quantized one ({why}); fix: quantize the original model with {flag}",
-        info.module
-    )
 }
 
 /// Lists the tensors of tables in a folder.

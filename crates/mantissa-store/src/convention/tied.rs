@@ -32,7 +32,7 @@ impl Checkpoint {
         if Wrapper::find(config["model_type"].as_str()?).is_some() {
             return None;
         }
-        let tied = config.get("tie_word_embeddings").and_then(|flag| flag.as_bool());
+        let tied = config.get("tie_word_embeddings").and_then(serde_json::Value::as_bool);
         let names = &architecture.names;
         let embedding = format!("{}{}", names.root, names.embedding);
         let has = |module: &str| {

@@ -394,7 +394,7 @@ fn layers_are_quantized_or_not_as_their_tensors_say() {
         json!(["model.layers.1.self_attn.qkv_proj"]),
     ] {
         model.config(|config| {
-            config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets.clone()
+            config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets.clone();
         });
         near(model.nll(), nll);
     }

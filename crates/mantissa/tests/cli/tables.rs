@@ -231,11 +231,23 @@ fn formats_whose_readers_take_no_quantized_head_refuse_it() {
         &["--format", "native", "--embeddings", "int8", "--head", "fp8"],
     );
     verified(&model, &temp.path().join("fix"));
-    // A quantized head is not converted without a word.
+    // A conversion keeps the codes of a head, or names it and a fix that works.
     let ct = quantize(temp.path(), &model, "rtn-int4-g32", "ct", &["--head", "int8"]);
     let out = temp.path().join("converted");
-    let line = fail(2, &["convert", text(&ct), "--format", "gptq", "--out", text(&out)]);
-    assert!(line.contains("lm_head") && line.contains("--head"), "{line}");
+    let line = fail(2, &["convert", text(&ct), "--format", "awq", "--out", text(&out)]);
+    assert!(line.contains("lm_head") && line.contains("fix: --format native"), "{line}");
+    let tokens = temp.path().join("tokens.json");
+    fs::write(&tokens, "[[1, 5, 9, 2, 7, 3, 8, 100, 64, 31]]").unwrap();
+    let nll = |model: &Path| {
+        json(&["eval", text(model), "--tokens", text(&tokens), "--json", "--quiet"])["nll"].as_f64().unwrap()
+    };
+    for (format, name) in [("gptq", "c-gptq"), ("native", "c-native"), ("gguf", "c.gguf")] {
+        let out = temp.path().join(name);
+        succeed(&["convert", text(&ct), "--format", format, "--out", text(&out), "--quiet"]);
+        assert_eq!(nll(&out), nll(&ct), "{format}");
+        let stored = json(&["inspect", text(&out), "--json", "--tensors"]).to_string();
+        assert!(stored.contains("lm_head") || stored.contains("output.weight"), "{format}: {stored}");
+    }
 }
 
 #[test]

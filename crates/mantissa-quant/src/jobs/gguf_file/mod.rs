@@ -15,7 +15,7 @@ use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::{self, Joined, JoinedPart, Moved};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgufSplitWriter, GgufTensorSpec, Value, split};
-use mantissa_store::{Committed, Error, FileDigest, Manifest};
+use mantissa_store::{Committed, Error, FileDigest, Gguf, Manifest};
 use serde_json::Map;
 
 use super::describe::Contents;
@@ -206,12 +206,19 @@ impl Run<'_, '_> {
 
     /// Copies the tensors of the source that no parameter of the model is.
     fn write_carried(&mut self) -> Result<()> {
+        if self.layout.carried.is_empty() {
+            return Ok(());
+        }
+        // A source that is presented as a dense checkpoint has the model's tensors alone.
+        let file = Gguf::open(self.source.dir())?;
         let mut bytes = vec![0; CAST];
         for spec in &self.layout.carried {
+            let missing = || Error::NoTensor { path: file.path().to_owned(), tensor: spec.name.clone() };
+            let tensor = file.get(&spec.name).filter(|found| found.ty == spec.ty).ok_or_else(missing)?;
             let (len, mut at) = (spec.byte_len().unwrap_or(0), 0);
             while at < len {
                 let n = usize::try_from(len - at).unwrap_or(CAST).min(CAST);
-                self.source.checkpoint().read_range(&spec.name, at, &mut bytes[..n])?;
+                file.read_range(tensor, at, &mut bytes[..n])?;
                 self.writer.write_range(&spec.name, at, &bytes[..n])?;
                 at += n as u64;
             }

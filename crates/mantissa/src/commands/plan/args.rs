@@ -48,7 +48,7 @@ pub struct Args {
     /// With --train, devices that share the state.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub(super) devices: u64,
-    /// How they share it: tensor, data, expert, pipeline
+    /// How they share it, such as pipeline
     ///
     /// tensor: a part of every matrix and the heads of every sequence, at least one head; data: the attention of its own
     /// sequences, a part of the rest; expert: its own sequences and a part of the experts; pipeline: a part of the layers.
