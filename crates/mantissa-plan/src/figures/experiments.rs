@@ -15,7 +15,7 @@ pub struct Experiment {
     pub model: &'static str,
     /// Day of the measurement.
     pub date: &'static str,
-    /// Page of `docs/results`, without its extension.
+    /// Path of its page.
     page: &'static str,
 }
 
