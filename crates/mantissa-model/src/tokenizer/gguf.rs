@@ -37,6 +37,3 @@ const SPACE: &str = "\u{2581}";
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
-#[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
-mod variants;

@@ -1,5 +1,7 @@
 //! Tokenizers written to GGUF metadata and read back give the same ids.
 
+mod variants;
+
 use std::path::{Path, PathBuf};
 
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Metadata, Value};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 
-use super::*;
+use super::super::*;
 use crate::tokenizer::{Bos, Tokenizer};
 
 /// Pieces of text from which texts are drawn.
