@@ -156,7 +156,8 @@ const VARIANTS: [Variant; 28] = [
 ];
 
 /// Variants that GGUF expresses.
-const EQUAL: [&str; 1] = ["plain"];
+const EQUAL: [&str; 7] =
+    ["plain", "digits", "qwen2", "ignored merges", "plain token", "cut and padded", "fallback to bytes"];
 
 /// Writes the tokenizer. Returns the first text that differs, if any; `None` if a note says that some do, or if this
 /// program does not load it.
