@@ -192,7 +192,12 @@ fn broken_configurations_are_refused_by_their_key() {
         ("modelopt-int4-awq", "group_size", json!("32"), "group_size"),
         ("modelopt-int4-awq", "group_size", json!(48), "weight_scale"),
         ("modelopt-mixed", "quantized_layers", json!(null), "quantized_layers"),
-        ("modelopt-mixed", "quantized_layers", json!({"lm_head": {"quant_algo": "FP8"}}), "quantized_layers"),
+        (
+            "modelopt-mixed",
+            "quantized_layers",
+            json!({"lm_head": {"quant_algo": "FP8"}}),
+            "weight: expected F8_E4M3",
+        ),
         ("modelopt-mixed", "quantized_layers", json!({MODULE: {"quant_algo": 8}}), "quantized_layers"),
         ("bnb-nf4", "load_in_4bit", json!(false), "load_in_4bit"),
         ("bnb-nf4", "load_in_8bit", json!(true), "load_in_4bit"),

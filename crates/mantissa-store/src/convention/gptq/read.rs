@@ -26,7 +26,8 @@ impl Config {
         cols: usize,
     ) -> Result<(Weight, Transforms)> {
         let name = |suffix: &str| format!("{module}.{suffix}");
-        if files.has(&name("weight")) || !files.has(&name("qweight")) {
+        let coded = ["qweight", "qzeros", "scales"].iter().any(|part| files.has(&name(part)));
+        if files.has(&name("weight")) || !coded {
             return Ok((files.dense(module, rows, cols)?, Transforms::default()));
         }
         let layer = self.layer_of_codes(module);
