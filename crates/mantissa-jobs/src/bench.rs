@@ -39,9 +39,9 @@ pub struct Bench {
     pub model: ModelPath,
     /// Folder of an adapter that is not merged.
     pub adapter: Option<PathBuf>,
-    /// Tokens of the prompt; 0 skips the prefill. `None` for [`PROMPT`], or as many as the context holds.
+    /// Tokens of the prompt; 0 skips the prefill. `None` for `PROMPT`, or as many as the context holds.
     pub prompt: Option<usize>,
-    /// Tokens to generate; 0 skips decoding. `None` for [`GENERATED`], or as many as the context holds.
+    /// Tokens to generate; 0 skips decoding. `None` for `GENERATED`, or as many as the context holds.
     pub generated: Option<usize>,
     /// Repetitions, of which the median counts.
     pub reps: usize,
