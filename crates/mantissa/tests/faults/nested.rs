@@ -149,7 +149,7 @@ fn wrong(place: &Place, pair: &Pair, ends: [&Output; 2], expected: [&Tree; 2], a
         let whole = expected.iter().all(|(name, bytes)| found.get(name) == Some(bytes));
         if end.status.success() && !whole {
             wrong.push(format!("{path} is written and lost: {}", tree::difference(&found, expected)));
-        } else if !end.status.success() && !is_refused(end, pair) && !(at_once && came_later(end)) {
+        } else if !(end.status.success() || is_refused(end, pair) || at_once && came_later(end)) {
             wrong.push(format!("{path}: {}: {}", end.status, stderr(end).trim()));
         }
     }
