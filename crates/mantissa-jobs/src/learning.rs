@@ -1,4 +1,4 @@
-//! What does not learn in a training run, step by step: for warnings when it happens, for the log, and for the outcome.
+//! Parts of a model that do not learn in a training run, step by step: for warnings when it happens, for the log, and for the outcome.
 //!
 //! A log line tells it only where it changed, so that a resumed run, the report and the autopsy read it from the log.
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Names of parameters and operands in a log line; more are counted only.
 const MOST_NAMED: usize = 1000;
 
-/// What does not learn from a step on, until another log line tells it anew.
+/// Parameters and operands that do not learn from a step on, until another log line tells it anew.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NotLearning {
     /// Number of parameters that train.
@@ -35,14 +35,14 @@ pub struct UnusedExperts {
     pub experts: Vec<usize>,
 }
 
-/// What a log line tells of learning, and a warning if something ceased to learn for the first time.
+/// Part of a log line about learning, and a warning if something ceased to learn for the first time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
-    /// What does not learn, if that is other than in the step before.
+    /// Parts that do not learn, if they are others than in the step before.
     pub not_learning: Option<NotLearning>,
     /// Experts that no token has chosen so far, if these are others.
     pub unused: Option<Vec<UnusedExperts>>,
-    /// What ceased to learn for the first time.
+    /// Warning of what ceased to learn for the first time.
     pub warning: Option<String>,
 }
 
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(learning.summary(), None);
     }
 
-    /// What telemetry measured holds until the next measurement; what became 0 is seen in every step.
+    /// Checks that a measurement of telemetry holds until the next measurement; what became 0 is seen in every step.
     #[test]
     fn lost_operands_stay_between_measurements() {
         let lost = |sqnr_db| LostOperand {

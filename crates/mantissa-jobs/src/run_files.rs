@@ -82,7 +82,7 @@ pub struct LogLine {
     /// Last step of a timed run, decided in this step; the decay begins after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
-    /// What does not learn from this step on, if that is other than before.
+    /// Parts that do not learn from this step on, if they are others than before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_learning: Option<NotLearning>,
     /// Experts that no token has chosen so far, if these are others than before.

@@ -367,18 +367,22 @@ pub fn speculation(acceptance: f64, drafted: u32, cost: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn rate(model: &str, precision: &str, device: &str, batch: u64, depth: u64) -> Speed {
+    /// Calls `run` with a model on one device, with its cache in f16.
+    fn on_one<R>(model: &str, precision: &str, device: &str, run: impl FnOnce(&Setup<'_>) -> R) -> R {
         let (shape, device) = (ModelShape::named(model).unwrap(), Device::named(device).unwrap());
         let (precision, kv) = (Precision::named(precision).unwrap(), Kv::named("f16").unwrap());
-        let setup = Setup {
+        run(&Setup {
             shape: &shape,
             precision: &precision,
             kv: &kv,
             device: &device,
             split: Split::ONE,
             reduce_bits: 16.0,
-        };
-        setup.decode(batch, depth)
+        })
+    }
+
+    fn rate(model: &str, precision: &str, device: &str, batch: u64, depth: u64) -> Speed {
+        on_one(model, precision, device, |setup| setup.decode(batch, depth))
     }
 
     #[test]
@@ -396,18 +400,10 @@ mod tests {
 
     #[test]
     fn crossovers_lie_near_the_ridge() {
-        let (shape, device) = (ModelShape::named("8B").unwrap(), Device::named("h100").unwrap());
-        let (four, kv) = (Precision::named("W4A16 INT4").unwrap(), Kv::named("f16").unwrap());
-        let setup = Setup {
-            shape: &shape,
-            precision: &four,
-            kv: &kv,
-            device: &device,
-            split: Split::ONE,
-            reduce_bits: 16.0,
-        };
-        let crossover = setup.crossover(&Precision::named("BF16").unwrap(), 128, 1.1).unwrap();
-        let ridge = device.ridge(Unit::Bf16).unwrap();
+        let crossover = on_one("8B", "W4A16 INT4", "h100", |setup| {
+            setup.crossover(&Precision::named("BF16").unwrap(), 128, 1.1).unwrap()
+        });
+        let ridge = Device::named("h100").unwrap().ridge(Unit::Bf16).unwrap();
         assert!((0.5 * ridge..1.5 * ridge).contains(&(crossover as f64)), "{crossover} against {ridge}");
     }
 
@@ -431,29 +427,21 @@ mod tests {
     /// formula's: 2.176 / 1.15, 3.3616 / 1.2, 4.3289 / 1.4 (a = .6, n = 3; a = .8, n = 4 and 8; c = .05).
     #[test]
     fn verified_tokens_share_one_read_of_the_cache() {
-        let (shape, device) = (ModelShape::named("8B").unwrap(), Device::named("h100").unwrap());
-        let (precision, kv) = (Precision::named("W4A16 INT4").unwrap(), Kv::named("f16").unwrap());
-        let setup = Setup {
-            shape: &shape,
-            precision: &precision,
-            kv: &kv,
-            device: &device,
-            split: Split::ONE,
-            reduce_bits: 16.0,
-        };
-        for (acceptance, n, right) in [(0.6, 3, 1.892), (0.8, 4, 2.801), (0.8, 8, 3.092)] {
-            let tokens = u64::from(n) + 1;
-            let (one, many) = (setup.decode(1, 6656), setup.verify(1, tokens, 6656));
-            assert_eq!(many.bytes, one.bytes);
-            let step = tokens as f64 * one.tokens_per_s[1] / many.tokens_per_s[1];
-            let gain = speculation(acceptance, n, 0.05) / step;
-            assert!((gain - right).abs() < 0.01, "{n}: {gain}");
-        }
-        // Sequences have caches of their own.
-        assert!(setup.decode(4, 6656).bytes > setup.verify(1, 4, 6656).bytes);
-        // With 64 sequences of 9 tokens, operations bind: a step costs more than one token of each.
-        let step = 9.0 * setup.decode(64, 128).tokens_per_s[1] / setup.verify(64, 9, 128).tokens_per_s[1];
-        assert!(step > 2.0, "{step}");
+        on_one("8B", "W4A16 INT4", "h100", |setup| {
+            for (acceptance, n, right) in [(0.6, 3, 1.892), (0.8, 4, 2.801), (0.8, 8, 3.092)] {
+                let tokens = u64::from(n) + 1;
+                let (one, many) = (setup.decode(1, 6656), setup.verify(1, tokens, 6656));
+                assert_eq!(many.bytes, one.bytes);
+                let step = tokens as f64 * one.tokens_per_s[1] / many.tokens_per_s[1];
+                let gain = speculation(acceptance, n, 0.05) / step;
+                assert!((gain - right).abs() < 0.01, "{n}: {gain}");
+            }
+            // Sequences have caches of their own.
+            assert!(setup.decode(4, 6656).bytes > setup.verify(1, 4, 6656).bytes);
+            // With 64 sequences of 9 tokens, operations bind: a step costs more than one token of each.
+            let step = 9.0 * setup.decode(64, 128).tokens_per_s[1] / setup.verify(64, 9, 128).tokens_per_s[1];
+            assert!(step > 2.0, "{step}");
+        });
     }
 
     #[test]

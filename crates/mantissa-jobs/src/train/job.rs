@@ -116,7 +116,7 @@ pub struct TrainReport {
     pub measured_peak_memory: Option<u64>,
     /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
     pub worst_gemms: Vec<GemmHealth>,
-    /// What did not learn.
+    /// Parts that did not learn.
     pub learning: LearningReport,
     /// True if an autopsy of the run names the cause of what did not learn.
     #[serde(skip)]

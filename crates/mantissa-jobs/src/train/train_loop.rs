@@ -47,7 +47,7 @@ pub(crate) struct TrainLoop<'a> {
     begin: Instant,
     /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
     pub(crate) worst_gemms: Vec<GemmHealth>,
-    /// What ceased to learn in the last step.
+    /// Warning of what ceased to learn in the last step.
     warning: Option<String>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> TrainLoop<'a> {
         self.past.best
     }
 
-    /// What did not learn.
+    /// Parts that did not learn.
     pub(crate) fn learning(&self) -> &Learning {
         &self.past.learning
     }

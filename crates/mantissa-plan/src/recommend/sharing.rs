@@ -1,4 +1,4 @@
-//! What several devices change: copies of the KV cache, other ways of sharing, and how many devices are enough.
+//! Effects of several devices: copies of the KV cache, other ways of sharing, and how many devices are enough.
 
 use super::row::{Load, Row};
 use super::words::{gb, rate};

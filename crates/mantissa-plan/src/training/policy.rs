@@ -1,4 +1,4 @@
-//! What the policies of `mantissa train` store for each parameter. A test of the trainer holds it to what the trainer allocates.
+//! Bytes that the policies of `mantissa train` store for each parameter. A test of the trainer holds it to what the trainer allocates.
 
 use serde::Serialize;
 

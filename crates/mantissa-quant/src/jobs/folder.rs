@@ -332,15 +332,12 @@ impl Run<'_, '_> {
     fn quantize_tables(&mut self) -> Result<Vec<LayerReport>> {
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized_tables() {
-            if let WeightJob::Convert { .. } = self.plan.job {
-                reports.push(self.quantize_layer(info, scheme)?);
-                self.advance(work_of(info), &info.module)?;
-                continue;
-            }
             let recovered = self.journal.recover(&info.module, self.writer)?;
-            let report = match recovered.and_then(|unit| unit.report) {
-                Some(report) => report,
-                None => {
+            let report = match (recovered.and_then(|unit| unit.report), &self.plan.job) {
+                (Some(report), _) => report,
+                // A conversion keeps the codes of tables as those of layers.
+                (None, WeightJob::Convert { .. }) => self.quantize_layer(info, scheme)?,
+                (None, _) => {
                     let (tensors, report) = tables::quantize(self.plan, self.folded, info, scheme)?;
                     let (written, total) = self.write_all(tensors)?;
                     self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
