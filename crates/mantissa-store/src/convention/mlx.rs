@@ -85,6 +85,12 @@ impl Config {
         Ok(Config { default, layers })
     }
 
+    /// What the configuration says of `module`: how it is quantized, `Some(None)` if it is not.
+    fn stated(&self, module: &str) -> Option<Option<Layer>> {
+        let other = || spellings(module).iter().find_map(|name| self.layers.get(name).copied());
+        self.layers.get(module).copied().or_else(other)
+    }
+
     /// Weight of `module`, `[rows, cols]`. The tensors determine if the layer is quantized.
     ///
     /// # Errors
@@ -95,9 +101,7 @@ impl Config {
         if !files.meta(&codes_name).is_ok_and(|meta| meta.dtype == Dtype::U32) {
             return files.dense_without(module, "scales", rows, cols);
         }
-        let own = || spellings(module).iter().find_map(|name| self.layers.get(name).copied());
-        let stated = self.layers.get(module).copied().or_else(own);
-        let layer = stated.flatten().unwrap_or(self.default);
+        let layer = self.stated(module).flatten().unwrap_or(self.default);
         let fits = |n: usize, unit: usize| n.is_multiple_of(unit);
         if !fits(cols * layer.bits as usize, 32) || !fits(cols, layer.group as usize) {
             let allowed = "rows of whole words and groups";
@@ -332,6 +336,11 @@ impl Convention for Mlx {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    /// Of modules without an entry, mlx-lm too asks the tensors.
+    fn quantizes(&self, module: &str) -> Option<bool> {
+        self.stated(module).map(|layer| layer.is_some())
     }
 
     fn weight_scales(&self) -> &'static [&'static str] {

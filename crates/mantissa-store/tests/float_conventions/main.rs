@@ -94,6 +94,47 @@ fn every_layout_decodes_to_its_expected_weight() {
     }
 }
 
+/// A configuration that calls a quantized layer unquantized, or the reverse, is outweighed by the tensors.
+#[test]
+fn tensors_outweigh_what_mlx_lists() {
+    let good = folder("mlx-affine4");
+    let expected = values(&good.read().unwrap());
+    let dense = weight(&"int8-row".parse().unwrap()).dequantize().unwrap();
+    for (stated, unlisted) in [
+        (json!(false), Some(false)),
+        (json!(true), None),
+        (json!({"group_size": 32, "bits": 4}), None),
+        (json!(null), None),
+    ] {
+        for name in [MODULE.to_owned(), format!("language_model.{MODULE}")] {
+            let mut model = good.clone();
+            model.config[&name] = stated.clone();
+            let dir = tempfile::tempdir().unwrap();
+            model.write(dir.path());
+            let files = ModelFiles::open(dir.path()).unwrap();
+            assert_eq!(files.unlisted(MODULE), unlisted, "{name} {stated}");
+            assert_eq!(
+                values(&files.linear(MODULE, ROWS, COLS, false).unwrap()),
+                expected,
+                "{name} {stated}"
+            );
+        }
+    }
+    for (stated, unlisted) in [(json!(false), None), (json!(true), Some(true)), (json!(null), None)] {
+        let mut model = good.clone();
+        model.config[MODULE] = stated.clone();
+        let bytes = dense.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let name = format!("{MODULE}.weight");
+        model.tensors = vec![(TensorSpec::new(name, Dtype::F32, vec![ROWS, COLS]), bytes)];
+        let dir = tempfile::tempdir().unwrap();
+        model.write(dir.path());
+        let files = ModelFiles::open(dir.path()).unwrap();
+        assert_eq!(files.unlisted(MODULE), unlisted, "{stated}");
+        let read = files.linear(MODULE, ROWS, COLS, false).unwrap();
+        assert!(matches!(read.weight, Weight::F32(_)), "{stated}");
+    }
+}
+
 /// Equal, except for an amax of LLM.int8() if two neighbours give the same scale.
 fn same_bytes(spec: &TensorSpec, ours: &[u8], theirs: &[u8]) -> bool {
     let scales = |bytes: &[u8]| -> Vec<f32> {

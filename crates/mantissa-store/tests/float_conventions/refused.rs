@@ -220,7 +220,6 @@ fn broken_configurations_are_refused_by_their_key() {
         ("mlx-affine4", "group_size", json!(16), "group_size"),
         ("mlx-affine4", "group_size", json!(64), "weight"),
         ("mlx-affine4", MODULE, json!({"bits": 4}), "group_size"),
-        ("mlx-affine4", MODULE, json!(false), "weight"),
         ("mlx-affine4", "mode", json!("mxfp4"), "scales"),
         ("mlx-mxfp4", "mode", json!("affine"), "scales"),
         ("mlx-nvfp4", "group_size", json!(32), "group_size"),
