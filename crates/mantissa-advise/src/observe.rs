@@ -9,7 +9,7 @@ use mantissa_num::pack::Packing;
 use mantissa_plan::contract::{Observation, Observed};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Model, stored_name, to_gguf_order, to_hf_order};
-use mantissa_store::end_tokens::{EndToken, EndTokens, NAMES};
+use mantissa_store::end_tokens::{EndToken, EndTokens, named};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Shown, TensorMeta};
 use serde_json::Value;
@@ -303,13 +303,9 @@ impl Looking<'_> {
         let Ok(ours) = EndTokens::of_metadata(model.metadata()) else { return };
         let ids = ours.ids();
         let texts = model.metadata().get("tokenizer.ggml.tokens").and_then(|value| value.as_array());
-        let named =
+        let tokens =
             (0u32..).zip(texts.unwrap_or_default()).filter_map(|(id, text)| Some((id, text.as_str()?)));
-        let turns = ["<|return|>", "<|call|>"];
-        let has_turns = turns.iter().all(|turn| named.clone().any(|(_, text)| text == *turn));
-        let is_end = |text: &str| NAMES.contains(&text) && (text != "<|end|>" || !has_turns);
-        let mut missed = named.clone().filter(|(id, text)| is_end(text) && !ids.contains(id));
-        if let Some((id, text)) = missed.next() {
+        if let Some((id, text)) = named(tokens).find(|(id, _)| !ids.contains(id)) {
             let found = format!("{} is a plain token of id {id}: llama.cpp ends there", Shown(text));
             self.see(Observed::EndOfName, "tokenizer.ggml.token_type", found);
         }

@@ -26,8 +26,8 @@ use crate::error_stats::ErrorStats;
 use crate::gptq::Hessian;
 use crate::learned;
 use crate::method::{
-    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
-    SolveInput, Solver, WeightTask, Work, refused_by_most,
+    Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase,
+    Prepared, SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
 use crate::metric::weigh;
 use crate::options;
@@ -113,6 +113,15 @@ impl Method for AdaRound {
                 ("codes and scales", extent.codes + extent.scales),
             ],
             Phase::Learn => Vec::new(),
+        }
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        let (iterations, weights) = (self.iterations as f64, extent.weights() as f64);
+        Arithmetic {
+            products: iterations * weights * extent.cols as f64,
+            steps: iterations * SoftRounding::STEPS * weights,
+            ..Arithmetic::default()
         }
     }
 }
@@ -215,6 +224,9 @@ pub struct SoftRounding {
 }
 
 impl SoftRounding {
+    /// [Steps](Arithmetic::steps) that the values of a weight and a step of Adam cost: two exponentials, a quotient, a root.
+    pub const STEPS: f64 = 4.0;
+
     /// Wraps `weight`, with h(V) initialized to its position between the neighbours.
     pub fn new(mut weight: LearnedWeight, threads: usize) -> Self {
         let len = weight.weight().len();

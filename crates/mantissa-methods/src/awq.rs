@@ -15,6 +15,7 @@
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 
+use crate::method::{Arithmetic, Extent};
 use crate::transform::{Change, Channels, ScaleChannels, Transform};
 
 /// Number of ratios tried.
@@ -25,6 +26,9 @@ pub const CLIPS: u8 = 10;
 
 /// Steps from a group's largest magnitude to 0.
 const CLIP_STEPS: f32 = 20.0;
+
+/// [Steps](Arithmetic::steps) on a weight to scale, round and compare it; measured.
+const STEPS: f64 = 10.0;
 
 /// Smallest scale before normalization.
 const LEAST: f32 = 1e-4;
@@ -228,6 +232,17 @@ impl Transform for Awq {
     fn change(&self) -> Change<'_> {
         Change::Scales(self)
     }
+
+    fn arithmetic(&self, extent: &Extent<'_>, tokens: usize) -> Arithmetic {
+        searched(RATIOS + usize::from(CLIPS), extent, tokens)
+    }
+}
+
+/// Arithmetic of trying `candidates` scales (or clips) of a weight: it is rounded, and its error multiplied with the inputs.
+pub(crate) fn searched(candidates: usize, extent: &Extent<'_>, tokens: usize) -> Arithmetic {
+    let (candidates, weights) = (candidates as f64, extent.weights() as f64);
+    let products = candidates * weights * tokens as f64;
+    Arithmetic { products, steps: candidates * STEPS * weights, ..Arithmetic::default() }
 }
 
 impl ScaleChannels for Awq {

@@ -59,6 +59,7 @@ impl LearnsLayers for BlockAp {
 
     const NAME: &'static str = "block-ap";
     const NOT_ROTATED: &'static str = "Block-AP cannot rotate inputs while it learns";
+    const STEPS: f64 = 3.0;
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;

@@ -55,6 +55,7 @@ impl LearnsLayers for Brecq {
 
     const NAME: &'static str = "brecq";
     const NOT_ROTATED: &'static str = "BRECQ cannot rotate inputs while it learns";
+    const STEPS: f64 = 1.0 + SoftRounding::STEPS;
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;

@@ -14,7 +14,7 @@ use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, check_f
 
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{Buffer, Extent, Method, Phase, SolveWeight, WeightTask, Work};
+use crate::method::{Arithmetic, Buffer, Extent, Method, Phase, SolveWeight, WeightTask, Work};
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 use crate::source::PANEL;
@@ -192,6 +192,11 @@ impl Method for RtnMse {
 
     fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
         check_scheme(scheme).map_err(MethodError::Scheme)
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        let steps = RATIOS as f64 * extent.weights() as f64;
+        Arithmetic { steps, ..Arithmetic::default() }
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

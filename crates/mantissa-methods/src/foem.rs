@@ -26,8 +26,8 @@ use mantissa_num::Scheme;
 use crate::error::MethodError;
 use crate::gptq::method::{self, Gptq, prepare};
 use crate::method::{
-    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
-    SolveInput, Solver, WeightTask, Work,
+    Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase,
+    Prepared, SolveInput, Solver, WeightTask, Work,
 };
 use crate::options;
 use crate::options::{Named, NamedMut, Number};
@@ -97,6 +97,10 @@ impl Method for Foem {
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         self.gptq.buffers(phase, extent)
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        self.gptq.arithmetic(extent)
     }
 }
 

@@ -31,10 +31,12 @@ use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Rule, Scheme};
 use crate::clip::{pieces, rows_at_once};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work, refused_by_most};
+use crate::method::{
+    Arithmetic, Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work, refused_by_most,
+};
 use crate::rtn;
 use crate::solved::Solved;
-use refine::{Grid, Grids, Turn, nearest};
+use refine::{Grid, Grids, SHARES, Turn, nearest};
 
 /// Options of [`hqq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -190,6 +192,11 @@ pub fn check_scheme(scheme: &Scheme, cols: usize) -> Result<(), &'static str> {
         .map(|_| ())
         .ok_or("integers with an offset in groups of a row or of a column, or in channels, such as int4-g64 or int4-t64x1")
 }
+
+/// [Steps](Arithmetic::steps) on a weight in one iteration (a power, a quotient), and from one start of the scale search;
+/// measured.
+const STEPS: f64 = 6.0;
+const STEPS_OF_START: f64 = 6.0;
 
 /// Direction of a group.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -390,6 +397,12 @@ impl Method for Hqq {
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         pieces(phase, extent)
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        let starts = if self.options.scales { SHARES as f64 + 1.0 } else { 0.0 };
+        let each = STEPS * self.options.iterations as f64 + STEPS_OF_START * starts;
+        Arithmetic { steps: each * extent.weights() as f64, ..Arithmetic::default() }
     }
 }
 

@@ -9,8 +9,8 @@ use mantissa_num::Scheme;
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
 use crate::method::{
-    Block, Buffer, CalibrationGap, Extent, Feature, Fisher, LayerSolver, Learned, Method, Needs, Phase, Run,
-    SolveLayer, WeightTask, Work, refused_by_most,
+    Arithmetic, Block, Buffer, CalibrationGap, Extent, Feature, Fisher, LayerSolver, Learned, Method, Needs,
+    Phase, Run, SolveLayer, WeightTask, Work, refused_by_most,
 };
 use crate::metric::ErrorMetric;
 use crate::options::{Declared, Named, NamedMut};
@@ -44,6 +44,9 @@ pub trait LearnsLayers: Declared + Debug + Send + Sync + 'static {
     fn alias(&self) -> &'static str {
         Self::NAME
     }
+
+    /// [Steps](Arithmetic::steps) on a weight for each step of learning: its value, its gradient and its parameters.
+    const STEPS: f64;
 
     /// Steps of a layer.
     fn steps(&self) -> Steps;
@@ -117,6 +120,15 @@ impl<M: LearnsLayers> Method for M {
         match phase {
             Phase::Learn => self.memory(extent),
             _ => Vec::new(),
+        }
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        let Steps { count, batch_tokens, .. } = self.steps();
+        Arithmetic {
+            steps: count as f64 * M::STEPS * extent.weights() as f64,
+            learning: (count, batch_tokens),
+            ..Arithmetic::default()
         }
     }
 }

@@ -108,6 +108,11 @@ pub trait Method: Debug + Send + Sync {
         let _ = (phase, extent);
         Vec::new()
     }
+
+    /// Arithmetic on one weight beside the passes of the model, to predict the time of a run.
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        self.work().arithmetic(extent)
+    }
 }
 
 /// Reason why most methods cannot be combined with `feature`, if so.
@@ -159,6 +164,16 @@ impl Work<'_> {
             Work::Weight(_) => Needs { judged: true, ..none },
             Work::Input(_) => Needs { text: true, judged: true, ..none },
             Work::Layer(_) => Needs { text: true, judged: true, gradients: true, ..none },
+        }
+    }
+
+    /// Arithmetic of most methods with this unit of work: columns that depend on one another, for those that solve from
+    /// the second moments of an input.
+    pub fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        match self {
+            Work::Nearest | Work::Layer(_) => Arithmetic::default(),
+            Work::Weight(_) => Arithmetic { steps: extent.weights() as f64, ..Arithmetic::default() },
+            Work::Input(_) => Arithmetic { columns: extent.columns(), ..Arithmetic::default() },
         }
     }
 }
@@ -494,4 +509,25 @@ impl Extent<'_> {
     pub fn weights(&self) -> u64 {
         (self.rows * self.cols) as u64
     }
+
+    /// Multiply-adds that factor the second moments of an input and solve a weight from the factor, column by column.
+    pub fn columns(&self) -> f64 {
+        (self.rows + self.cols) as f64 * (self.cols * self.cols) as f64
+    }
+}
+
+/// Arithmetic of a method on one weight, to predict its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Arithmetic {
+    /// Multiply-adds in matrix products.
+    pub products: f64,
+    /// Multiply-adds of columns that depend on one another.
+    pub columns: f64,
+    /// Steps on one value, each of which costs about as much as to round it and to compare.
+    pub steps: f64,
+    /// Transitions of a trellis.
+    pub transitions: f64,
+    /// Steps in which the decoder layer of the weight runs forward and backward, and tokens of each, for methods that
+    /// learn layers; every weight of the layer states the same.
+    pub learning: (usize, usize),
 }

@@ -56,6 +56,7 @@ impl LearnsLayers for OmniQuant {
 
     const NAME: &'static str = "omniquant";
     const NOT_ROTATED: &'static str = "OmniQuant cannot rotate inputs while it learns";
+    const STEPS: f64 = 2.0;
 
     fn steps(&self) -> Steps {
         let Self { iterations: count, batch_tokens, seed, .. } = *self;

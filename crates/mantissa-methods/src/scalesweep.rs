@@ -38,7 +38,7 @@ use mantissa_num::{
 use crate::clip::{pieces, rows_at_once};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
+use crate::method::{Arithmetic, Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
@@ -198,6 +198,9 @@ fn highest(code: Code) -> u32 {
     }
 }
 
+/// [Steps](Arithmetic::steps) on a weight to try the scales of its block that can be best; measured.
+pub(crate) const STEPS: f64 = 20.0;
+
 /// Greatest magnitude of `x`.
 pub(crate) fn amax(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |amax: f32, v| amax.max(v.abs()))
@@ -284,6 +287,10 @@ impl Method for ScaleSweep {
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         pieces(phase, extent)
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        Arithmetic { steps: STEPS * extent.weights() as f64, ..Arithmetic::default() }
     }
 }
 

@@ -12,6 +12,8 @@
 
 use mantissa_kernels::kernels;
 
+use crate::awq;
+use crate::method::{Arithmetic, Extent};
 use crate::options;
 use crate::options::{Accepts, Named, NamedMut, Number, Value};
 use crate::transform::{Change, Channels, ScaleChannels, Transform};
@@ -77,6 +79,11 @@ impl Transform for Smooth {
 
     fn change(&self) -> Change<'_> {
         Change::Scales(self)
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>, tokens: usize) -> Arithmetic {
+        let searched = usize::from(ALPHA_STEPS) + 2;
+        awq::searched(if self.alpha.is_some() { 1 } else { searched }, extent, tokens)
     }
 
     fn tables(&self) -> Vec<Named<'_>> {

@@ -31,9 +31,9 @@ use mantissa_num::{Quantized, Scheme, Sense, TensorError, check_finite};
 use crate::clip::pieces;
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
+use crate::method::{Arithmetic, Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
 use crate::rtn::outer_scale_of;
-use crate::scalesweep::{BlockScaleSearch, Scales, SweptGptq, amax, check_scheme, encode, refuses};
+use crate::scalesweep::{BlockScaleSearch, STEPS, Scales, SweptGptq, amax, check_scheme, encode, refuses};
 use crate::solved::Solved;
 
 /// Maximum number of alternations between global and block scales.
@@ -150,6 +150,11 @@ impl Method for Soar {
         }
         buffers
     }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        let turns = (1 + TURNS) as f64;
+        Arithmetic { steps: turns * STEPS * extent.weights() as f64, ..Arithmetic::default() }
+    }
 }
 
 impl SolveWeight for Soar {
@@ -165,6 +170,7 @@ impl SolveWeight for Soar {
 static SCALES: BlockScaleSearch = BlockScaleSearch {
     names: ["soar-gptq", "soar-gptaq"],
     table: "soar",
+    sweeps: (1 + TURNS) as f64,
     buffer: Some(|extent| {
         let turns = 3 * (extent.codes + extent.scales) + 4 * extent.weights();
         ("turns of the scales, and values", turns)

@@ -1,5 +1,6 @@
 //! SpinQuant (arXiv 2405.16406) as a transform of recipes. The pipeline learns the rotations and folds them into the model.
 
+use crate::method::{Arithmetic, Extent};
 use crate::options;
 use crate::options::{Count, Named, NamedMut, Number, OneOf, Unset};
 use crate::rotate::RotateOptions;
@@ -60,6 +61,11 @@ impl Transform for Spin {
 
     fn tables_mut(&mut self) -> Vec<NamedMut<'_>> {
         vec![(self.name(), &mut self.options)]
+    }
+
+    fn arithmetic(&self, _: &Extent<'_>, _: usize) -> Arithmetic {
+        let SpinOptions { iterations, batch_tokens, .. } = self.options;
+        Arithmetic { learning: (iterations, batch_tokens), ..Arithmetic::default() }
     }
 
     fn fold_only(&mut self) {

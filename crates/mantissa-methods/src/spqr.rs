@@ -21,8 +21,8 @@ use crate::error::MethodError;
 use crate::gptq::method::{self, on_gap, prepare};
 use crate::gptq::{GptqOptions, as_f16, check_scheme, count, largest, solve_bytes, sparse};
 use crate::method::{
-    Buffer, CalibrationGap, Extent, Feature, InputTask, Method, Phase, Prepared, SolveInput, Work,
-    refused_by_most,
+    Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputTask, Method, Phase, Prepared, SolveInput,
+    Work, refused_by_most,
 };
 use crate::options;
 use crate::options::{Accepts, Named, NamedMut, Value};
@@ -147,6 +147,10 @@ impl Method for Spqr {
             buffers.push(("gains and marks of outliers", bytes));
         }
         buffers
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        method::arithmetic(self.gptq, extent)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use crate::method::CalibrationGap;
+use crate::method::{Arithmetic, CalibrationGap, Extent};
 use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::rotate::RotateOptions;
 use crate::spin::SpinOptions;
@@ -46,6 +46,12 @@ pub trait Transform: Debug + Send + Sync {
             Change::Rotation(options) => Some(options),
             Change::LearnedRotation(options) => Some(options.rotate),
         }
+    }
+
+    /// Arithmetic on one weight, to predict the time of a run. Scales are searched on `tokens` tokens.
+    fn arithmetic(&self, extent: &Extent<'_>, tokens: usize) -> Arithmetic {
+        let _ = (extent, tokens);
+        Arithmetic::default()
     }
 
     /// Behaviour for a gap in the calibration, for the coverage report; `None` if the transform does not say.

@@ -238,7 +238,7 @@ impl Layout {
     fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig, job: &WeightJob) -> Result<()> {
         if let Some(model) = source.gguf() {
             carried::keys(&mut self.metadata, model, self.architecture, job);
-            let note = carried::note_on_tokenizer(source);
+            let note = carried::note_on_kept_tokenizer(source);
             self.opaque_tokenizer = note.is_some();
             self.notes.extend(note);
             return Ok(());

@@ -59,6 +59,7 @@ pub mod verify;
 // Layer: Jobs.
 mod jobs;
 
+pub use mantissa_methods::method::Arithmetic;
 use mantissa_methods::metric;
 pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, range, registry, rtn, smooth, spqr};
 use mantissa_methods::{dequantize, error_stats, orthogonal};

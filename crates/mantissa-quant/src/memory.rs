@@ -50,6 +50,11 @@ const PER_TENSOR: u64 = 1 << 10;
 /// Share of a calibration's heap blocks that is still held when all of them are freed; measured.
 const LEFT_BY_CALIBRATION: f64 = 0.25;
 
+/// Returns the size of the problem of a layer, for its method.
+pub(crate) fn extent<'a>(plan: &Plan, info: &LinearInfo, scheme: &'a Scheme) -> Extent<'a> {
+    Sizes::of(plan, info, scheme).extent(plan, info, scheme)
+}
+
 /// Returns the stage with the highest peak of anonymous memory; `verified` is true if the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = before_layers(plan);

@@ -318,6 +318,16 @@ impl Plan {
         self.options.calibration.as_ref().filter(|_| self.uses.contains(&of))
     }
 
+    /// Returns the calibration text.
+    pub fn calibration(&self) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref()
+    }
+
+    /// True if the layers of the model run on the calibration text.
+    pub fn runs_text(&self) -> bool {
+        self.options.calibration.is_some() && !self.uses.is_empty()
+    }
+
     /// Returns the calibration text if layers are solved on it or compared with RTN.
     pub(crate) fn solving_text(&self) -> Option<&CalibrationSet> {
         self.text_for(Use::Solve).or(self.text_for(Use::ErrorGate))

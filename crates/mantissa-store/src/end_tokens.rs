@@ -3,7 +3,6 @@
 //! Five places state them: `config.json`, `generation_config.json` and `tokenizer_config.json` of a folder, the keys of a
 //! GGUF file, and names that every publisher gives to such tokens. A model stops at the union.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -36,6 +35,15 @@ pub const NAMES: [&str; 18] = [
     "<｜end▁of▁sentence｜>",
     "<end_of_utterance>",
 ];
+
+/// Returns the tokens `(id, text)` that are named like end tokens. In the format of gpt-oss `<|end|>` ends a message
+/// only, and others end the turn.
+pub fn named<'a>(tokens: impl IntoIterator<Item = (u32, &'a str)>) -> impl Iterator<Item = (u32, &'a str)> {
+    let named: Vec<_> = tokens.into_iter().filter(|(_, text)| NAMES.contains(text)).collect();
+    let has = |name: &str| named.iter().any(|(_, text)| *text == name);
+    let has_turns = has("<|return|>") && has("<|call|>");
+    named.into_iter().filter(move |(_, text)| *text != "<|end|>" || !has_turns)
+}
 
 /// Place that states an end token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -91,14 +99,9 @@ impl EndTokens {
         }
     }
 
-    /// Adds those of the special tokens `(id, text)` that are named like end tokens. In the format of gpt-oss `<|end|>` ends a
-    /// message only, and others end the turn.
+    /// Adds those of the special tokens `(id, text)` that [`named`] finds.
     pub fn add_named<'a>(&mut self, special: impl IntoIterator<Item = (u32, &'a str)>) {
-        let named: Vec<_> = special.into_iter().filter(|(_, text)| NAMES.contains(text)).collect();
-        let texts: BTreeSet<&str> = named.iter().map(|(_, text)| *text).collect();
-        let has_turns = texts.contains("<|return|>") && texts.contains("<|call|>");
-        let ids = named.into_iter().filter(|(_, text)| *text != "<|end|>" || !has_turns).map(|(id, _)| id);
-        self.add(&Source::Name, ids);
+        self.add(&Source::Name, named(special).map(|(id, _)| id));
     }
 
     /// Reads the end tokens of a GGUF file.

@@ -1,12 +1,29 @@
 //! Predicted time of a run, from the operations of its plan and the speed of this machine.
 
+use std::ops::Add;
 use std::time::Instant;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_quant::Plan;
+use mantissa_model::LinearInfo;
+use mantissa_num::Scheme;
+use mantissa_quant::calibrate::CalibrationSet;
+use mantissa_quant::{Arithmetic, Plan};
 
-/// Operations of the solver that take the time of one of a matrix product: its columns depend on one another.
-const SOLVER: f64 = 4.0;
+/// Seconds of one thread for a step on a value, with the vector instructions of AVX2.
+const STEP: f64 = 0.7e-9;
+
+/// Seconds of one thread for a transition of a trellis.
+const TRANSITION: f64 = 0.1e-9;
+
+/// Time of a multiply-add whose columns depend on one another, relative to one of a matrix product.
+const COLUMNS: f64 = 2.0;
+
+/// Time of a multiply-add in the forward and backward of a layer, relative to one of a large matrix product: its
+/// matrices are of a few hundred tokens, and attention, norms and activations come on top.
+const LEARNING: f64 = 1.5;
+
+/// Multiply-adds of a forward and a backward for each weight and token.
+const FORWARD_AND_BACKWARD: f64 = 3.0;
 
 /// Seconds per weight and thread to quantize by rounding, read and write.
 const PER_WEIGHT: f64 = 12e-9;
@@ -14,36 +31,86 @@ const PER_WEIGHT: f64 = 12e-9;
 /// Share of the speed of one thread that each of several has.
 const SHARED: f64 = 0.85;
 
-/// Predicts the seconds of `plan` with `tokens` tokens of calibration, accurate to about a factor of two.
+/// Predicts the seconds of `plan` with `tokens` tokens of calibration; `bench/predict.py` compares it with runs.
 pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
-    let (tokens, weights) = (tokens as f64, plan.linear_weights() as f64);
-    let recipe = plan.job.recipe();
-    let text = recipe.is_some_and(|recipe| recipe.needs(|needs| needs.text));
-    let drift = recipe.is_some_and(|recipe| recipe.needs(|needs| needs.drift));
-    let calibrated = || plan.quantized().map(|(info, _)| info).filter(|info| plan.needs_of(info).text);
-    let squares: f64 = calibrated().map(|info| (info.cols * info.cols) as f64).sum();
-    let solved: f64 =
-        calibrated().map(|info| (info.rows + info.cols) as f64 * (info.cols * info.cols) as f64).sum();
-    let mut operations = 0.0;
-    if tokens > 0.0 {
-        // A layer runs once to collect statistics, once with its quantized weights, and once more beside the unquantized model.
-        let passes = if text { 2.0 } else { 1.0 } + if drift { 1.0 } else { 0.0 };
-        operations += passes * 2.0 * tokens * weights;
-    }
-    if text {
-        let statistics = if drift { 3.0 } else { 1.0 };
-        operations += statistics * tokens * squares / 2.0 + SOLVER * solved;
-    }
-    if let Some(evaluation) = plan.evaluation() {
-        // Source and output, and the source in bf16 where that is measured.
-        let runs = (evaluation.work() / evaluation.text.tokens.max(1) + 1) as f64;
-        operations += runs * 2.0 * evaluation.text.tokens as f64 * plan.config.parameters() as f64;
-    }
-    if let Some(tasks) = plan.tasks() {
-        operations += 2.0 * 2.0 * tasks.tokens() as f64 * plan.config.parameters() as f64;
-    }
+    let work = of_methods(plan, tokens) + of_passes(plan, tokens) + of_measurements(plan);
+    let fixed = plan.linear_weights() as f64 * PER_WEIGHT;
     let many = if threads > 1 { SHARED * threads as f64 } else { 1.0 };
-    (operations / speed() + weights * PER_WEIGHT) / many
+    (2.0 * work.products / speed() + work.seconds + fixed) / many
+}
+
+/// Work of a run: multiply-adds that take the time of those of a matrix product, and seconds of one thread for the rest.
+#[derive(Clone, Copy, Default)]
+struct Time {
+    products: f64,
+    seconds: f64,
+}
+
+impl Add for Time {
+    type Output = Time;
+
+    fn add(self, other: Time) -> Time {
+        Time { products: self.products + other.products, seconds: self.seconds + other.seconds }
+    }
+}
+
+/// Work of transforms and methods on their weights, beside running the model.
+fn of_methods(plan: &Plan, tokens: usize) -> Time {
+    let windows = plan.calibration();
+    let longest = windows.map_or(0, CalibrationSet::longest).max(1);
+    let count = tokens.div_ceil(longest).max(1);
+    let time = |weights: f64, arithmetic: &Arithmetic| {
+        let (steps, batch) = arithmetic.learning;
+        // Whole windows, at least one.
+        let batch = (batch / longest).clamp(1, count) * longest;
+        // Learning begins and ends with the error over all windows.
+        let ends = if steps > 0 { 2.0 * tokens as f64 } else { 0.0 };
+        let learned = LEARNING * (FORWARD_AND_BACKWARD * (steps * batch) as f64 + ends) * weights;
+        Time {
+            products: arithmetic.products + COLUMNS * arithmetic.columns + learned,
+            seconds: STEP * arithmetic.steps + TRANSITION * arithmetic.transitions,
+        }
+    };
+    let of_weight = |(info, scheme): (&LinearInfo, &Scheme)| {
+        let (weights, needs) = ((info.rows * info.cols) as f64, plan.needs_of(info));
+        // The solution and RTN's are compared by the second moments of the input.
+        let judged = if needs.judged && needs.text { 2.0 * weights * info.cols as f64 } else { 0.0 };
+        let judged = Time { products: judged, seconds: 0.0 };
+        plan.arithmetic(info, scheme).iter().map(|part| time(weights, part)).fold(judged, Time::add)
+    };
+    plan.quantized().map(of_weight).fold(Time::default(), Time::add)
+}
+
+/// Work of running the model over the calibration text: for the statistics of inputs, Fisher information, learned
+/// rotations, and the training of scales.
+fn of_passes(plan: &Plan, tokens: usize) -> Time {
+    let (tokens, weights) = (tokens as f64, plan.linear_weights() as f64);
+    let Some(recipe) = plan.job.recipe().filter(|_| plan.runs_text()) else { return Time::default() };
+    let (text, drift) = (recipe.needs(|needs| needs.text), recipe.needs(|needs| needs.drift));
+    // A layer runs once to collect statistics, once with its quantized weights, and once more beside the unquantized model.
+    let passes = if text { 2.0 } else { 1.0 } + if drift { 1.0 } else { 0.0 };
+    let squares = |info: &LinearInfo| (info.cols * info.cols) as f64;
+    let calibrated = || plan.quantized().map(|(info, _)| info).filter(|info| plan.needs_of(info).text);
+    // Second moments are symmetric; the drift has two more matrices.
+    let moments = calibrated().map(squares).sum::<f64>() * tokens / 2.0 * if drift { 3.0 } else { 1.0 };
+    let all = plan.config.parameters() as f64;
+    let differentiated = FORWARD_AND_BACKWARD * tokens * all;
+    let fisher = if recipe.needs(|needs| needs.fisher.is_some()) { differentiated } else { 0.0 };
+    let tuned = recipe.tuning.map_or(0.0, |options| options.epochs as f64 * differentiated);
+    let products = passes * tokens * weights + moments + LEARNING * (fisher + tuned);
+    Time { products, seconds: 0.0 }
+}
+
+/// Work of the measurements of the output.
+fn of_measurements(plan: &Plan) -> Time {
+    let all = plan.config.parameters() as f64;
+    let evaluated = plan.evaluation().map_or(0.0, |evaluation| {
+        // Source and output, and the source in bf16 where that is measured.
+        let runs = evaluation.work() / evaluation.text.tokens.max(1) + 1;
+        (runs * evaluation.text.tokens) as f64
+    });
+    let tasks = plan.tasks().map_or(0.0, |tasks| 2.0 * tasks.tokens() as f64);
+    Time { products: (evaluated + tasks) * all, seconds: 0.0 }
 }
 
 /// Measures the operations per second of one thread in a matrix product.

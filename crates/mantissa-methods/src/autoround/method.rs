@@ -68,6 +68,7 @@ impl LearnsLayers for AutoRound {
 
     const NAME: &'static str = "autoround";
     const NOT_ROTATED: &'static str = "AutoRound cannot rotate inputs while it learns";
+    const STEPS: f64 = 2.0;
 
     fn alias(&self) -> &'static str {
         match self.update {

@@ -3,16 +3,17 @@
 use mantissa_num::Scheme;
 
 use super::outliers::count;
+use super::solve::SHARES;
 use super::{
-    Drift, GptqError, GptqOptions, GroupOrder, Hessian, InverseFactor, check_scheme, correction_bytes,
-    factor_bytes, solve_bytes,
+    Drift, GptqError, GptqOptions, GroupOrder, GroupRange, Hessian, InverseFactor, check_scheme,
+    correction_bytes, factor_bytes, solve_bytes,
 };
 use crate::error::MethodError;
 use crate::error_gate::ErrorGate;
 use crate::error_stats::ErrorStats;
 use crate::method::{
-    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
-    SolveInput, Solver, WeightTask, Work, refused_by_most,
+    Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase,
+    Prepared, SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
 use crate::options::{Named, NamedMut};
 use crate::solved::Solved;
@@ -89,12 +90,25 @@ impl Method for Gptq {
         let solve = solve_bytes(extent.rows, extent.cols, extent.threads);
         buffers(phase, extent, ("codes and rows at work", solve))
     }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        arithmetic(self.options, extent)
+    }
 }
 
 impl SolveInput for Gptq {
     fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
         prepare(task, self.options, 0.0)
     }
+}
+
+/// Arithmetic of a weight that is solved column by column, with the range of each group searched if `options` say so.
+pub(crate) fn arithmetic(options: GptqOptions, extent: &Extent<'_>) -> Arithmetic {
+    let weights = extent.weights() as f64;
+    let tried = if options.range == GroupRange::Mse { SHARES as f64 } else { 0.0 };
+    // The correction for the drift solves another system of the same size.
+    let solves = if extent.drift { 2.0 } else { 1.0 };
+    Arithmetic { columns: solves * extent.columns(), steps: (1.0 + tried) * weights, ..Arithmetic::default() }
 }
 
 /// Behaviour of column-by-column methods for a gap in the calibration.

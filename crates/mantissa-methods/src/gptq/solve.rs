@@ -20,7 +20,7 @@ pub(crate) fn as_f16(x: f32) -> f32 {
 pub(super) const PANEL_ROWS: usize = 128;
 
 /// Number of shares of a group's range that are tried.
-const SHARES: usize = 24;
+pub(super) const SHARES: usize = 24;
 
 /// Largest share tried and the step between shares: for integers, and for other elements. Others need larger shares,
 /// because their largest gaps are next to the largest element and their scales may be powers of two.

@@ -13,7 +13,7 @@ use mantissa_kernels::kernels;
 use crate::clip::NORM;
 
 /// Number of shares of its range that a group starts from: 1, 1 - [`SHARE_STEP`], …
-const SHARES: usize = 13;
+pub(super) const SHARES: usize = 13;
 
 /// Step between shares.
 const SHARE_STEP: f32 = 0.025;

@@ -7,8 +7,8 @@ use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::gptq::{GptqError, Hessian, factor_bytes};
 use crate::method::{
-    Buffer, Extent, Feature, Fisher, InputSolver, InputTask, Method, Needs, Phase, Prepared, SolveInput,
-    Solver, WeightTask, Work,
+    Arithmetic, Buffer, Extent, Feature, Fisher, InputSolver, InputTask, Method, Needs, Phase, Prepared,
+    SolveInput, Solver, WeightTask, Work,
 };
 use crate::metric::{ERROR_METRICS, ErrorMetric};
 use crate::options;
@@ -27,6 +27,9 @@ options! {
         damp: f64 = 0.01, Number(1.0);
     }
 }
+
+/// States of a trellis, of 16 bits.
+const STATES: u32 = 1 << 16;
 
 impl Method for Qtip {
     fn name(&self) -> &'static str {
@@ -83,6 +86,12 @@ impl Method for Qtip {
             ],
             _ => Vec::new(),
         }
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        // Each weight extends the path of every state; the seam of a ring is passed twice more.
+        let transitions = STATES as f64 * extent.weights() as f64;
+        Arithmetic { columns: extent.columns(), transitions, ..Arithmetic::default() }
     }
 }
 

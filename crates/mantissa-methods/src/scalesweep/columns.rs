@@ -19,14 +19,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_num::{Codes, Quantized, ScaleLevel, Scheme, TensorError, check_finite, code_unit};
 
-use super::{Levels, Scales, check_scheme, refuses};
+use super::{Levels, STEPS, Scales, check_scheme, refuses};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::gptq::method::{self, GPTAQ_SHARE, on_gap};
 use crate::gptq::{GptqError, GptqOptions, Hessian, InverseFactor, factor_bytes};
 use crate::method::{
-    Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase, Prepared,
-    SolveInput, Solver, WeightTask, Work,
+    Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase,
+    Prepared, SolveInput, Solver, WeightTask, Work,
 };
 use crate::options;
 use crate::options::{Fraction, Named, NamedMut, Number};
@@ -62,6 +62,8 @@ pub(crate) struct BlockScaleSearch {
     pub(crate) names: [&'static str; 2],
     /// Table of its options.
     pub(crate) table: &'static str,
+    /// Sweeps over the scales of a weight.
+    pub(crate) sweeps: f64,
     /// Memory of choosing the scales of a weight, in addition to the memory of the columns.
     pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
     /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
@@ -72,6 +74,7 @@ pub(crate) struct BlockScaleSearch {
 static SWEEP: BlockScaleSearch = BlockScaleSearch {
     names: ["scalesweep-gptq", "scalesweep-gptaq"],
     table: "scalesweep",
+    sweeps: 1.0,
     buffer: None,
     solve: |columns, task| {
         let scales = Scales::new(task.scheme, outer_scale_of(task.scheme, task.target, task.outer));
@@ -150,6 +153,11 @@ impl Method for SweptGptq {
         let choosing = self.choice.buffer.filter(|_| phase == Phase::Solve);
         buffers.extend(choosing.map(|buffer| buffer(extent)));
         buffers
+    }
+
+    fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
+        let steps = self.choice.sweeps * STEPS * extent.weights() as f64;
+        Arithmetic { steps, ..method::arithmetic(self.options.gptq(), extent) }
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn tensors(
 }
 
 /// Returns a note on a tokenizer that is kept although this program cannot read it.
-pub(super) fn note_on_tokenizer(source: &ModelFiles) -> Option<String> {
+pub(super) fn note_on_kept_tokenizer(source: &ModelFiles) -> Option<String> {
     let named = source.gguf()?.metadata().get("tokenizer.ggml.tokens").is_some();
     let error = Tokenizer::load(source.dir()).err().filter(|_| named)?;
     Some(format!("the tokenizer is kept as it is and not checked: {error}; the file runs on token ids here"))

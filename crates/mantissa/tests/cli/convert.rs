@@ -359,3 +359,55 @@ fn a_model_from_gguf_loads_as_a_folder() {
     let file = SafeTensors::open(&out.join("model.safetensors")).unwrap();
     assert_eq!(file.get("model.embed_tokens.weight").unwrap().dtype, Dtype::F16);
 }
+
+/// A GGUF file is rounded again to a GGUF file, its quantized embedding and head included: the result is that of the way over a
+/// folder.
+#[test]
+fn gguf_files_are_requantized_to_gguf() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    let tokens = at("tokens.json");
+    fs::write(&tokens, "[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]").unwrap();
+    let nll = |model: &Path| {
+        json(&["eval", text(model), "--tokens", text(&tokens), "--json", "--quiet"])["nll"].as_f64().unwrap()
+    };
+    let names = ["llama2-gqa-tied", "gemma", "gpt2", "gpt-neox", "mamba2", "olmo2", "mixtral", "glm4"];
+    for name in names {
+        let model = crate::support::root().join("tests/data/tiny").join(name);
+        let (quantized, folder, file) =
+            (at(&format!("{name}.gguf")), at(name), at(&format!("{name}-again.gguf")));
+        succeed(&[
+            "quantize",
+            text(&model),
+            "--recipe",
+            "rtn-q8_0",
+            "--embeddings",
+            "q8_0",
+            "--out",
+            text(&quantized),
+            "--quiet",
+        ]);
+        for (scheme, bound) in [("f32", 2e-3), ("f16", 2e-3), ("bf16", 2e-2)] {
+            let convert = |format: &str, out: &Path| {
+                let done = json(&[
+                    "convert",
+                    text(&quantized),
+                    "--format",
+                    format,
+                    "--requantize",
+                    scheme,
+                    "--out",
+                    text(out),
+                    "--overwrite",
+                    "--json",
+                    "--quiet",
+                ]);
+                assert_eq!(done["verification"]["ok"], true, "{name} {scheme}: {done}");
+            };
+            convert("native", &folder);
+            convert("gguf", &file);
+            let (there, back) = (nll(&folder), nll(&file));
+            assert!((there - back).abs() < bound * there, "{name} {scheme}: {there} {back}");
+        }
+    }
+}

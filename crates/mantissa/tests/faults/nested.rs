@@ -92,7 +92,7 @@ impl Place {
     fn command(&self, line: &str) -> std::process::Command {
         let mut command = command();
         command.args(line.split(' ')).args(["--quiet", "--threads", "1"]).current_dir(self.0.path());
-        command.env_remove("MANTISSA_FAULT").env_remove("MANTISSA_TRACE");
+        command.env("TMPDIR", self.0.path()).env_remove("MANTISSA_FAULT").env_remove("MANTISSA_TRACE");
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         command
     }
