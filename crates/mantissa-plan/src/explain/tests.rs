@@ -1,0 +1,125 @@
+//! Every topic answers for every kind of model and device, from texts whose placeholders all exist.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use super::expression::Expression;
+use super::topic::{Each, File, Line, TEXTS};
+use super::value::Subject;
+use super::*;
+use crate::hardware::Device;
+use crate::parallel::Parallel;
+use crate::recommend::{Load, MAX_KL};
+use crate::shape::ModelShape;
+
+/// Calls `test` with a subject: a model and a device by name, four sequences of 8192 tokens.
+pub(super) fn with_subject(model: &str, device: &str, test: impl FnOnce(&Subject<'_>)) {
+    let (shape, device) = (ModelShape::named(model).unwrap(), Device::named(device).unwrap());
+    let load = Load {
+        context: 8192,
+        batch: 4,
+        prefill: 6144,
+        decode: 1024,
+        devices: 1,
+        parallel: Parallel::Tensor,
+        reduce_bits: 16.0,
+        kv: None,
+        max_kl: MAX_KL,
+        memory: None,
+    };
+    test(&Subject::new(&Deployment { shape: &shape, device: &device, load: &load }));
+}
+
+/// Questions of the guide, its mistakes, its decision tree, and the lesson's misunderstandings.
+fn asked() -> BTreeSet<String> {
+    let sections = (1..=8).map(|n| format!("13.{n}"));
+    let mistakes = (1..=12).map(|n| format!("14.{n}"));
+    let questions = (1..=15).map(|n| format!("Q{n}"));
+    let lesson = (1..=4).map(|n| format!("lesson {n}"));
+    sections.chain(mistakes).chain(questions).chain(lesson).chain(["15.4".to_owned()]).collect()
+}
+
+#[test]
+fn every_standing_question_has_an_answer() {
+    let answered: BTreeSet<String> = topics().flat_map(|topic| topic.answers.clone()).collect();
+    let missing: Vec<_> = asked().difference(&answered).cloned().collect();
+    let unknown: Vec<_> = answered.difference(&asked()).cloned().collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "missing {missing:?}, unknown {unknown:?}");
+    let names: BTreeSet<_> = topics().map(|topic| &topic.name).collect();
+    assert_eq!(names.len(), topics().count());
+    let used: BTreeSet<u32> = topics().flat_map(|topic| topic.corrections.clone()).collect();
+    assert_eq!(used, (1..=32).collect());
+}
+
+#[test]
+fn every_file_of_topics_parses() {
+    for text in TEXTS {
+        toml::from_str::<File>(text).unwrap();
+    }
+}
+
+/// Every text parses, those of branches that no model takes included, and names only values that exist; every value and
+/// every list is named by a text.
+#[test]
+fn texts_and_values_name_each_other() {
+    let mut named = BTreeSet::new();
+    let mut visit = |name: &str| {
+        named.insert(name.to_owned());
+    };
+    for line in topics().flat_map(|topic| &topic.lines) {
+        let text = match line {
+            Line::Plain(text) => text,
+            Line::Made(made) => {
+                if let Some(condition) = &made.condition {
+                    Expression::parse(condition).unwrap().names(&mut visit);
+                }
+                if let Some(Each::List(list)) = &made.each {
+                    Expression::parse(list).unwrap().names(&mut visit);
+                }
+                &made.text
+            }
+        };
+        template::names(&template::parse(text).unwrap(), &mut visit);
+    }
+    for figure in corrections::corrections().iter().flat_map(corrections::Correction::expressions) {
+        Expression::parse(figure).unwrap().names(&mut visit);
+    }
+    let values: BTreeSet<String> = values::all().map(|(name, _)| (*name).to_owned()).collect();
+    let known: BTreeSet<String> = values.iter().cloned().chain(lists::names().map(str::to_owned)).collect();
+    let unknown: Vec<_> = named.difference(&known).filter(|name| !name.starts_with('$')).collect();
+    let unused: Vec<_> = known.difference(&named).collect();
+    assert!(unknown.is_empty() && unused.is_empty(), "unknown {unknown:?}, unused {unused:?}");
+    assert_eq!(values.len(), values::all().count(), "two values have one name");
+}
+
+#[test]
+fn answers_have_figures_everywhere() {
+    for (model, device) in [
+        ("32B", "rtx4090"),
+        ("30B-A3B", "b200"),
+        ("0.5B", "t4"),
+        ("DeepSeek-V3", "mi300x"),
+        ("8B", "v100"),
+        ("1B", "m4-max"),
+    ] {
+        with_subject(model, device, |subject| {
+            for topic in topics() {
+                let lines = topic.checked(subject);
+                assert!(lines.is_ok(), "{}: {lines:?}", topic.name);
+                let lines = lines.unwrap();
+                let text = lines.join("\n");
+                assert!(
+                    lines.len() >= 2 && text.contains(|c: char| c.is_ascii_digit()),
+                    "{}: {text}",
+                    topic.name
+                );
+                assert!(
+                    !text.split(|c: char| !c.is_alphanumeric()).any(|word| ["NaN", "inf"].contains(&word)),
+                    "{}: {text}",
+                    topic.name
+                );
+                assert!(topic.measure.starts_with("mantissa "), "{}", topic.name);
+            }
+        });
+    }
+}
