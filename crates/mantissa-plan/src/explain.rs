@@ -20,6 +20,7 @@ mod template;
 // Layer: topics.
 mod corrections;
 mod lists;
+mod scenarios;
 mod topic;
 
 use serde::Serialize;

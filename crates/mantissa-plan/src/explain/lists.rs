@@ -1,7 +1,9 @@
 //! Lists of which a text makes a line for each row.
 
 use super::corrections::corrections;
+use super::scenarios::{fine_tuning, fits_in, pretraining, serving};
 use super::value::{Args, Fault, List, Row, Subject, Value};
+use crate::contract::{ENGINES, Engine, LOADS, Load};
 use crate::memory::inference;
 use crate::parallel::{PARALLELS, Parallel, Split};
 use crate::precision::{KVS, PRECISIONS};
@@ -9,7 +11,7 @@ use crate::recommend;
 use crate::roofline::Setup;
 
 /// Lists by name.
-const LISTS: [(&str, List); 10] = [
+const LISTS: [(&str, List); 17] = [
     ("precisions", |_, _| Ok(PRECISIONS.iter().map(|p| vec![("name", Value::text(p.name))]).collect())),
     ("kvs", |_, _| Ok(KVS.iter().map(|kv| vec![("name", Value::text(kv.name))]).collect())),
     ("plan_rows", plan_rows),
@@ -19,6 +21,13 @@ const LISTS: [(&str, List); 10] = [
     ("train_changes", |s, _| Ok(texts(&s.train().changes))),
     ("parallels", parallels),
     ("depths", |s, _| Ok(depths(s))),
+    ("loads", |_, _| Ok(LOADS.iter().map(load_test).collect())),
+    ("engines", |_, _| Ok(engines())),
+    ("best", |s, _| Ok(best(s))),
+    ("serving", serving),
+    ("fits_in", fits_in),
+    ("fine_tuning", fine_tuning),
+    ("pretraining", pretraining),
     ("corrections", |s, _| corrected(s)),
 ];
 
@@ -46,6 +55,8 @@ fn plan_rows(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>, Fault> 
         vec![
             ("name", Value::text(row.precision.name)),
             ("weights", Value::Number(row.bytes.weights())),
+            ("bytes", Value::Number(row.bytes.total())),
+            ("kv", Value::text(row.kv.name)),
             ("decode", Value::Number(row.decode.tokens_per_s[1])),
             ("prompt", Value::Number(row.prefill.tokens_per_s[1])),
             ("unit", Value::text(row.execution.unit.name())),
@@ -65,6 +76,52 @@ fn plan_rows(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>, Fault> 
         .filter_map(|name| rows.iter().find(|row| row.precision.name == name))
         .map(of)
         .collect())
+}
+
+/// Load test that passed.
+fn load_test(load: &Load) -> Row {
+    vec![
+        ("reader", Value::text(load.reader)),
+        ("format", Value::text(load.format)),
+        ("schemes", Value::text(load.schemes.join(", "))),
+        ("version", Value::text(load.version)),
+        ("date", Value::text(load.date)),
+    ]
+}
+
+/// Engines other than our own, each with the source of its rules.
+fn engines() -> Vec<Row> {
+    let of = |engine: &'static Engine| {
+        // The rule on checkpoint formats, which names a version.
+        let formats = engine.own_rules().find(|rule| rule.id.ends_with("-convention"));
+        let source = formats.or_else(|| engine.own_rules().next()).map(|rule| rule.source);
+        vec![("name", Value::text(engine.title)), ("source", Value::words(source))]
+    };
+    ENGINES.into_iter().filter(|engine| *engine != Engine::MANTISSA).map(of).collect()
+}
+
+/// What the best row has least of.
+type Cost = fn(&recommend::Row) -> f64;
+
+/// Of the precisions that run on the device, those with the least loss, the least memory and the fastest decoding.
+fn best(subject: &Subject<'_>) -> Vec<Row> {
+    let runs = || subject.plan().rows.iter().filter(|row| row.refusal().is_none());
+    let corners: [(&str, Cost); 3] = [
+        ("least loss", |row| row.precision.measured_kl().unwrap_or(f64::INFINITY)),
+        ("least memory", |row| row.bytes.total()),
+        ("fastest decoding", |row| -row.decode.tokens_per_s[1]),
+    ];
+    let of = |(what, cost): (&str, Cost)| {
+        let row = runs().min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+        Some(vec![
+            ("what", Value::text(what)),
+            ("name", Value::text(row.precision.name)),
+            ("kl", Value::number(row.precision.measured_kl())),
+            ("bytes", Value::Number(row.bytes.total())),
+            ("decode", Value::Number(row.decode.tokens_per_s[1])),
+        ])
+    };
+    corners.into_iter().filter_map(of).collect()
 }
 
 /// Tokens of a short, a middle and a long sequence of the model.

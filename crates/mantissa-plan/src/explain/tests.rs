@@ -30,13 +30,26 @@ pub(super) fn with_subject(model: &str, device: &str, test: impl FnOnce(&Subject
     test(&Subject::new(&Deployment { shape: &shape, device: &device, load: &load }));
 }
 
-/// Questions of the guide, its mistakes, its decision tree, and the lesson's misunderstandings.
+/// Sections of the guide with a table, a list of causes or a question of their own.
+const SECTIONS: [&str; 20] = [
+    "2.1", "2.4", "3.4", "4.9", "5.5", "5.6", "6.1", "6.3", "6.6", "6.8", "6.10", "7.8", "8.1", "8.7", "9.5",
+    "11", "12.6", "15.1", "15.2", "15.3",
+];
+
+/// Questions of the guide, its mistakes, its decision tree and tables, and the lesson's misunderstandings.
 fn asked() -> BTreeSet<String> {
-    let sections = (1..=8).map(|n| format!("13.{n}"));
+    let questions = (1..=8).map(|n| format!("13.{n}"));
     let mistakes = (1..=12).map(|n| format!("14.{n}"));
-    let questions = (1..=15).map(|n| format!("Q{n}"));
-    let lesson = (1..=4).map(|n| format!("lesson {n}"));
-    sections.chain(mistakes).chain(questions).chain(lesson).chain(["15.4".to_owned()]).collect()
+    let answers = (1..=15).map(|n| format!("Q{n}"));
+    let lesson = (1..=5).map(|n| format!("lesson {n}"));
+    let sections = SECTIONS.map(str::to_owned);
+    questions
+        .chain(mistakes)
+        .chain(answers)
+        .chain(lesson)
+        .chain(sections)
+        .chain(["15.4".to_owned()])
+        .collect()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 
 use super::deployment::Deployment;
+use crate::hardware::Device;
 use crate::precision::{KVS, Kv, Precision};
 use crate::recommend::{Answer, TrainAnswer, answer, train};
 use crate::roofline::Setup;
@@ -114,6 +115,11 @@ impl Args<'_> {
     /// Returns the precision that an argument names.
     pub(super) fn precision(&self, index: usize) -> Result<Precision, Fault> {
         Precision::named(self.text(index)?).ok_or_else(|| self.fault(index, "a precision"))
+    }
+
+    /// Returns the device that an argument names.
+    pub(super) fn device(&self, index: usize) -> Result<Device, Fault> {
+        Device::named(self.text(index)?).map_err(|_| self.fault(index, "a device"))
     }
 
     /// Returns the KV scheme that an argument names; `f16` if it is left out.

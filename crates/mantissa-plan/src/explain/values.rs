@@ -1,5 +1,6 @@
 //! Every named value that a text may state, by subject.
 
+mod experts;
 mod model;
 mod numbers;
 mod records;
@@ -9,8 +10,8 @@ mod training;
 use super::value::Compute;
 
 /// Values by subject.
-const ALL: [&[(&str, Compute)]; 5] =
-    [model::VALUES, speed::VALUES, numbers::VALUES, records::VALUES, training::VALUES];
+const ALL: [&[(&str, Compute)]; 6] =
+    [model::VALUES, experts::VALUES, speed::VALUES, numbers::VALUES, records::VALUES, training::VALUES];
 
 /// Finds what computes a value.
 pub(super) fn find(name: &str) -> Option<Compute> {

@@ -33,6 +33,15 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     ("tied", |s, _| Ok(Value::Flag(s.deployment.shape.tied))),
     ("mixture", |s, _| Ok(Value::Flag(s.deployment.shape.is_mixture()))),
     ("small", |s, _| Ok(Value::Flag(s.deployment.shape.parameters() < SMALL_MODEL))),
+    // Share of a part of the layers (attention, mlp, experts, mixer) in all linear weights, and in those of a token.
+    ("part_share", |s, a| number(part_share(s.deployment.shape, a, |m| m.count)?)),
+    ("part_active", |s, a| number(part_share(s.deployment.shape, a, |m| m.active)?)),
+    ("part_share_of", |_, a| {
+        let shape = ModelShape::named(a.text(1)?).map_err(|_| a.fault(1, "a model"))?;
+        number(part_share(&shape, a, |m| m.count)?)
+    }),
+    ("heads", |s, _| number(s.deployment.shape.heads as f64)),
+    ("kv_heads", |s, _| number(s.deployment.shape.kv_heads as f64)),
     ("expert_share", |s, _| Ok(Value::number(expert_share(s.deployment.shape)))),
     ("cache_formula", |s, _| Ok(Value::text(cache_formula(s.deployment.shape)))),
     ("linear_bytes", |s, a| number(linear_bytes(s.deployment.shape, &a.precision(0)?))),
@@ -68,6 +77,24 @@ fn number(number: f64) -> Result<Value, Fault> {
 /// Inputs of the widest linear layer.
 fn widest(shape: &ModelShape) -> f64 {
     shape.matrices.iter().map(|m| m.cols as u64).max().unwrap_or(shape.hidden) as f64
+}
+
+/// Parts of a layer by name.
+const PARTS: [(&str, ModelPart); 4] = [
+    ("attention", ModelPart::Attention),
+    ("mlp", ModelPart::Mlp),
+    ("experts", ModelPart::Experts),
+    ("mixer", ModelPart::Mixer),
+];
+
+/// Share of the part that the first argument names in so many matrices of each kind.
+fn part_share(shape: &ModelShape, args: &Args<'_>, count: fn(&Matrices) -> u64) -> Result<f64, Fault> {
+    let name = args.text(0)?;
+    let (_, part) =
+        *PARTS.iter().find(|(known, _)| *known == name).ok_or_else(|| args.fault(0, "a part of a layer"))?;
+    let weights = |m: &Matrices| (count(m) * (m.rows * m.cols) as u64) as f64;
+    let own: f64 = shape.matrices.iter().filter(|m| m.part == part).map(weights).sum();
+    Ok(own / shape.matrices.iter().map(weights).sum::<f64>())
 }
 
 /// Share of the tokens that a routed expert sees; `None` without experts.

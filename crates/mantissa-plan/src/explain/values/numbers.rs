@@ -21,6 +21,7 @@ const FLOATS: [(&str, MiniFloat); 5] = [
 /// Values about numbers.
 pub(super) const VALUES: &[(&str, Compute)] = &[
     ("max", |_, a| number(a.number(0)?.max(a.number(1)?))),
+    ("min", |_, a| number(a.number(0)?.min(a.number(1)?))),
     ("sqrt", |_, a| number(a.number(0)?.sqrt())),
     ("power", |_, a| number(a.number(0)?.powf(a.number(1)?))),
     // Signal to noise of made-up numbers in dB: scheme, and σ of one outlier in each row.

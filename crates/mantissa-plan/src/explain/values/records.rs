@@ -1,7 +1,7 @@
 //! Measured figures, with their models and pages.
 
 use super::super::value::{Args, Compute, Fault, Value};
-use crate::figures::{Experiment, PAGE, experiment, losses};
+use crate::figures::{Experiment, Figure, PAGE, experiment, figure, losses};
 use crate::precision::Precision;
 
 /// Values from the tables of records.
@@ -13,6 +13,10 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
         let recipes: Vec<&str> = a.texts_from(1).collect();
         Ok(Value::text(losses(a.text(0)?, &recipes)))
     }),
+    // Fields of a measured recipe (argument 1) on a model (argument 0).
+    ("recipe_kl", |_, a| Ok(Value::Number(row(a)?.kl))),
+    ("recipe_top1", |_, a| Ok(Value::number(row(a)?.top1))),
+    ("recipe_seconds", |_, a| Ok(Value::number(row(a)?.seconds))),
     ("page", |_, _| Ok(Value::text(PAGE))),
     // Figure of an experiment, with what was published of it, and its source.
     ("figure", |_, a| Ok(Value::text(record(a)?.figure()))),
@@ -26,6 +30,11 @@ fn measured(args: &Args<'_>) -> String {
         kl.map_or_else(|| format!("{name}: not measured"), |kl| format!("{name} {kl:.4}"))
     };
     args.texts_from(0).map(of).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the measured recipe.
+fn row(args: &Args<'_>) -> Result<&'static Figure, Fault> {
+    figure(args.text(0)?, args.text(1)?, None).ok_or_else(|| args.fault(1, "a measured recipe"))
 }
 
 /// Returns the experiment that the first argument names.

@@ -25,8 +25,8 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     }),
     // Rates of the device, and of one that is named.
     ("rate", |s, a| Ok(Value::number(s.deployment.device.rate(unit(a, 0)?)))),
-    ("rate_on", |_, a| Ok(Value::number(device(a, 0)?.rate(unit(a, 1)?)))),
-    ("ridge_on", |_, a| Ok(Value::number(device(a, 0)?.ridge(unit(a, 1)?)))),
+    ("rate_on", |_, a| Ok(Value::number(a.device(0)?.rate(unit(a, 1)?)))),
+    ("ridge_on", |_, a| Ok(Value::number(a.device(0)?.ridge(unit(a, 1)?)))),
     ("rates", |s, _| Ok(Value::text(rates(s.deployment.device)))),
     ("link", |s, _| Ok(Value::Number(s.deployment.device.link))),
     ("intensity", |_, a| Ok(Value::Number(decode_intensity(a.number(0)?)))),
@@ -75,11 +75,6 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
 fn unit(args: &Args<'_>, index: usize) -> Result<Unit, Fault> {
     let name = args.text(index)?;
     UNITS.into_iter().find(|unit| unit.name() == name).ok_or_else(|| args.fault(index, "a unit"))
-}
-
-/// Returns the device that an argument names.
-fn device(args: &Args<'_>, index: usize) -> Result<Device, Fault> {
-    Device::named(args.text(index)?).map_err(|_| args.fault(index, "a device"))
 }
 
 /// Lists the rates of a device.
