@@ -66,7 +66,6 @@ pub(super) fn fine_tuning(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<
         ("device", Value::text(&*device.title)),
         ("hardware", Value::text(&*device.name)),
         ("recipe", Value::words(found.recipe)),
-        ("about", Value::words(row.map(|row| row.about))),
         ("bytes", Value::number(row.map(|row| row.recomputed.total()))),
         ("least", Value::number(least)),
     ]])

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use super::expression::Expression;
+use super::expression::{Expression, Scope};
 use super::topic::{Each, File, Line, TEXTS};
-use super::value::Subject;
+use super::value::{Row, Subject, Value};
 use super::*;
 use crate::hardware::Device;
 use crate::parallel::Parallel;
@@ -135,4 +135,59 @@ fn answers_have_figures_everywhere() {
             }
         });
     }
+}
+
+/// Values worked out by hand. DeepSeek-V3: 8 of 256 experts, in 61 - 3 layers; 7 (1 - (7/8)^8) = 4.595; 256 (1 -
+/// (1 - 8/256)^64) = 222.4. Qwen3-30B-A3B: 8 of 128 in 48 layers. A layer of Llama 3.1 8B: attention 2 × 4096² + 2 × 4096
+/// × 1024 = 41,943,040, MLP 3 × 4096 × 14,336 = 176,160,768; of Llama 2 7B: 4 × 4096² and 3 × 4096 × 11,008.
+#[test]
+fn values_are_those_worked_out_by_hand() {
+    for (model, expression, right) in [
+        ("8B", "moe_called", 8.0),
+        ("8B", "moe_experts", 256.0),
+        ("8B", "moe_layers", 58.0),
+        ("8B", "moe_hidden", 7168.0),
+        ("8B", "moe_reached(8)", 4.595),
+        ("8B", "moe_read(64)", 222.4),
+        ("30B-A3B", "moe_experts", 128.0),
+        ("30B-A3B", "moe_layers", 48.0),
+        ("30B-A3B", "expert_share", 0.0625),
+        ("8B", "part_share(attention)", 0.19231),
+        ("8B", "part_active(mlp)", 0.80769),
+        ("8B", "part_share_of(mlp, Llama-2-7B)", 0.66840),
+        ("30B-A3B", "part_share(mlp)", 0.0),
+        ("8B", "recipe_moments(bf16-adam8)", 2.03125),
+        ("8B", "100 * (1 - (1 + 4 / 128 + 2) / 4)", 24.21875),
+    ] {
+        with_subject(model, "h100", |subject| {
+            let scope = Scope { subject, row: &Row::new() };
+            let found = Expression::parse(expression).unwrap().evaluate(&scope).unwrap();
+            let near = matches!(found, Value::Number(found) if (found - right).abs() <= 2e-4 * right);
+            assert!(near, "{model}: {expression}: {found:?}, right is {right}");
+        });
+    }
+}
+
+/// What fits is chosen, and what does not is said: 405 B on one device, 8 B on several.
+#[test]
+fn scenarios_follow_the_model() {
+    let field = |model: &str, list: &str, name: &str| {
+        let mut found = Value::Absent;
+        with_subject(model, "h100", |subject| {
+            let Expression::Named(list, texts) = Expression::parse(list).unwrap() else { return };
+            let row = Row::new();
+            let args = Scope { subject, row: &row }.arguments(&list, &texts).unwrap();
+            let rows = lists::find(&list).unwrap()(subject, &args).unwrap();
+            found = rows[0].iter().find(|(field, _)| *field == name).unwrap().1.clone();
+        });
+        found
+    };
+    let words = Value::text;
+    assert_eq!(field("405B", "serving(rtx4090, 8192, 1)", "precision"), Value::Absent);
+    assert_eq!(field("8B", "serving(h100, 8192, 64)", "precision"), words("W8A8 FP8"));
+    assert_eq!(field("405B", "fits_in(4e9, 2048)", "precision"), Value::Absent);
+    assert_eq!(field("0.5B", "fits_in(4e9, 2048)", "precision"), words("Q8_0"));
+    assert_eq!(field("70B", "fine_tuning(h100)", "recipe"), words("qlora"));
+    // 16 bytes × 8.03 B = 128.5 GB, on two devices of 85.1 GB usable.
+    assert_eq!(field("8B", "pretraining(h100)", "devices"), Value::Number(2.0));
 }

@@ -16,6 +16,16 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     ("moe_layers", |s, _| number(mixture(s)?.layers())),
     ("moe_experts", |s, _| number(mixture(s)?.shape.experts as f64)),
     ("moe_called", |s, _| number(mixture(s)?.called())),
+    // Expected number of other devices, of so many that divide the experts, which a token is sent to.
+    ("moe_reached", |s, a| {
+        let devices = a.count(0)? as f64;
+        number((devices - 1.0) * (1.0 - (1.0 - 1.0 / devices).powf(mixture(s)?.called())))
+    }),
+    // Expected number of experts of a layer that so many tokens call.
+    ("moe_read", |s, a| {
+        let mixture = mixture(s)?;
+        number(mixture.shape.experts as f64 * mixture.routed.read_by(a.number(0)?))
+    }),
     // Share of made-up tokens whose experts change where the router is rounded by a scheme.
     ("router_changes", |s, a| {
         let mixture = mixture(s)?;

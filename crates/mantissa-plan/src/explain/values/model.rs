@@ -31,6 +31,8 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
         number(2.0 * (shape.parameters() - shape.linear_weights()) as f64)
     }),
     ("tied", |s, _| Ok(Value::Flag(s.deployment.shape.tied))),
+    // One latent holds keys and values.
+    ("latent", |s, _| Ok(Value::Flag(s.deployment.shape.caches.iter().any(|c| c.values == 0)))),
     ("mixture", |s, _| Ok(Value::Flag(s.deployment.shape.is_mixture()))),
     ("small", |s, _| Ok(Value::Flag(s.deployment.shape.parameters() < SMALL_MODEL))),
     // Share of a part of the layers (attention, mlp, experts, mixer) in all linear weights, and in those of a token.
@@ -92,9 +94,10 @@ fn part_share(shape: &ModelShape, args: &Args<'_>, count: fn(&Matrices) -> u64) 
     let name = args.text(0)?;
     let (_, part) =
         *PARTS.iter().find(|(known, _)| *known == name).ok_or_else(|| args.fault(0, "a part of a layer"))?;
-    let weights = |m: &Matrices| (count(m) * (m.rows * m.cols) as u64) as f64;
-    let own: f64 = shape.matrices.iter().filter(|m| m.part == part).map(weights).sum();
-    Ok(own / shape.matrices.iter().map(weights).sum::<f64>())
+    let weights = |m: &Matrices| count(m) * (m.rows * m.cols) as u64;
+    let own: u64 = shape.matrices.iter().filter(|m| m.part == part).map(weights).sum();
+    let all: u64 = shape.matrices.iter().map(weights).sum();
+    Ok(own as f64 / all.max(1) as f64)
 }
 
 /// Share of the tokens that a routed expert sees; `None` without experts.
