@@ -1,7 +1,7 @@
 //! Answers to the field's standing questions, with the figures of a model and a device.
 //!
 //! A [`Topic`] is data: the files in `explain/texts` hold the question, the lines of the answer with placeholders, and
-//! the command that measures what the answer claims. Code computes the [`values`] that they name, for a [`Deployment`].
+//! the command that measures what the answer claims. Code computes the named values, for a [`Deployment`].
 //! Figures come from the other modules of this crate and from `mantissa_num`; measured ones name their page.
 
 // Layer: what an answer is about, and measurements.

@@ -9,7 +9,7 @@ use super::lists;
 use super::template::{parse, render};
 use super::value::{Fault, Row, Subject, Value};
 
-/// Standing question. The texts are in `texts/*.toml`; [`template`](super::template) has their grammar.
+/// Standing question. The texts are in `texts/*.toml`; `template.rs` has their grammar.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topic {
