@@ -1,7 +1,7 @@
 //! Every topic answers for every kind of model and device, from texts whose placeholders all exist.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::expression::{Expression, Scope};
 use super::topic::{Each, File, Line, TEXTS};
@@ -103,6 +103,37 @@ fn texts_and_values_name_each_other() {
     let unused: Vec<_> = known.difference(&named).collect();
     assert!(unknown.is_empty() && unused.is_empty(), "unknown {unknown:?}, unused {unused:?}");
     assert_eq!(values.len(), values::all().count(), "two values have one name");
+}
+
+/// Every field of a list is stated by a text that has lines for its rows.
+#[test]
+fn fields_of_lists_are_used() {
+    let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in topics().flat_map(|topic| &topic.lines) {
+        let Line::Made(made) = line else { continue };
+        let Some(Each::List(list)) = &made.each else { continue };
+        let Expression::Named(name, arguments) = Expression::parse(list).unwrap() else { continue };
+        let fields = used.entry(name.clone()).or_default();
+        let mut visit = |name: &str| {
+            fields.extend(name.strip_prefix('$').map(str::to_owned));
+        };
+        template::names(&template::parse(&made.text).unwrap(), &mut visit);
+        if let Some(condition) = &made.condition {
+            Expression::parse(condition).unwrap().names(&mut visit);
+        }
+        texts.insert(name, arguments);
+    }
+    with_subject("8B", "h100", |subject| {
+        let row = Row::new();
+        for (name, arguments) in &texts {
+            let args = Scope { subject, row: &row }.arguments(name, arguments).unwrap();
+            for row in lists::find(name).unwrap()(subject, &args).unwrap() {
+                let unused: Vec<_> = row.iter().filter(|(field, _)| !used[name].contains(*field)).collect();
+                assert!(unused.is_empty(), "{name}: {unused:?}");
+            }
+        }
+    });
 }
 
 #[test]
