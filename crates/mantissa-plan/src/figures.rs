@@ -87,12 +87,12 @@ pub fn kl(recipe: &str, format: Option<&str>) -> [Option<f64>; 2] {
 }
 
 /// Says the KL of recipes on a model: `w8a8 .00191`.
-pub(crate) fn losses<const N: usize>(model: &str, recipes: [&str; N]) -> String {
-    let of = |recipe: &str| match figure(model, recipe, None) {
+pub(crate) fn losses(model: &str, recipes: &[&str]) -> String {
+    let of = |recipe: &&str| match figure(model, recipe, None) {
         Some(row) => format!("{recipe} {}", format!("{:.5}", row.kl).trim_start_matches('0')),
         None => format!("{recipe} not measured"),
     };
-    recipes.map(of).join(", ")
+    recipes.iter().map(of).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the larger of two measured KLs, by which recipes are ranked everywhere.

@@ -71,6 +71,38 @@ fn accumulated(accumulator: Accumulator, k: usize, trial: u64) -> f64 {
     f64::from(accumulator.dot(&a, &b)) / exact - 1.0
 }
 
+/// Inputs of the made-up router of [`router_changes`], and tokens that it routes.
+const ROUTED: usize = 256;
+
+/// Returns the share of made-up tokens of which at least one of the `active` chosen of `experts` experts changes where the
+/// inputs and weights of the router are rounded by a scheme. Both are normal numbers, 256 for each expert and token.
+/// `None` for schemes that need a search.
+pub(crate) fn router_changes(scheme: &str, experts: usize, active: usize) -> Option<f64> {
+    let scheme: Scheme = scheme.parse().ok()?;
+    let experts = experts.clamp(1, 1024);
+    let (weights, tokens) = (normal(experts * ROUTED, 13), normal(ROUTED * ROUTED, 17));
+    let rounded = |x: &[f32]| {
+        let mut x = x.to_vec();
+        let rows = x.len() / ROUTED;
+        fake_quantize(&scheme, &mut x, rows, ROUTED, Given::default()).ok().map(|_| x)
+    };
+    let (rounded_weights, rounded_tokens) = (rounded(&weights)?, rounded(&tokens)?);
+    let chosen = |weights: &[f32], token: &[f32]| {
+        let score =
+            |row: &[f32]| row.iter().zip(token).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>();
+        let scores: Vec<f64> = weights.chunks(ROUTED).map(score).collect();
+        let mut order: Vec<usize> = (0..experts).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        order.truncate(active);
+        order.sort_unstable();
+        order
+    };
+    let pairs = tokens.chunks(ROUTED).zip(rounded_tokens.chunks(ROUTED));
+    let changed =
+        pairs.filter(|(exact, rounded)| chosen(&weights, exact) != chosen(&rounded_weights, rounded)).count();
+    Some(changed as f64 / ROUTED as f64)
+}
+
 /// Returns the relative changes of a weight below which rounding to nearest drops every one, and above which it keeps every
 /// one: half the spacing of a float with `m` mantissa bits is `2^-(m + 2)` of the largest values with an exponent, and
 /// `2^-(m + 1)` of the smallest.
@@ -202,6 +234,15 @@ mod tests {
                 assert!(!(0.001..0.0078).contains(&weight) || kept(weight, 2e-5), "{weight}");
             }
         }
+    }
+
+    /// Nothing changes without rounding, little in bf16, more in FP8 and most in four bits.
+    #[test]
+    fn routers_choose_other_experts_in_few_bits() {
+        let of = |scheme| router_changes(scheme, 128, 8).unwrap();
+        let found = ["f32", "bf16", "fp8-e4m3-channel", "int4-channel"].map(of);
+        assert_eq!(found[0], 0.0);
+        assert!(found.is_sorted() && found[1] > 0.0 && found[1] < 0.1 && found[2] > 0.2, "{found:?}");
     }
 
     /// training.md, E12: .0007 / .003 / .012 without promotion at K = 1024, 4096, 16384; 1.1e-4 with it.

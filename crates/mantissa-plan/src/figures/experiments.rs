@@ -77,6 +77,8 @@ mod tests {
                 "docs/results/training.md" => include_str!("../../../../docs/results/training.md"),
                 "docs/results/arithmetic.md" => include_str!("../../../../docs/results/arithmetic.md"),
                 "docs/results/kv-cache.md" => include_str!("../../../../docs/results/kv-cache.md"),
+                "docs/results/outliers.md" => include_str!("../../../../docs/results/outliers.md"),
+                "docs/results/weights.md" => include_str!("../../../../docs/results/weights.md"),
                 _ => "",
             };
             let has = |line: &str| {

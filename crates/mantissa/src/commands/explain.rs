@@ -99,7 +99,7 @@ impl Execute for Args {
             return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
         }
         let Some(topic) = Topic::named(name) else {
-            let known = nearest_list(name, topics().map(|topic| topic.name));
+            let known = nearest_list(name, topics().map(|topic| topic.name.as_str()));
             return Err(BadInput::new(
                 "TOPIC",
                 format!("\"{name}\""),
@@ -180,7 +180,7 @@ fn bullet(line: &str, out: &mut dyn Write) -> io::Result<()> {
 /// Lists the topics.
 fn list(context: &Context) -> Result<()> {
     let listed: Vec<_> =
-        topics().map(|topic| Listed { topic: topic.name, question: topic.question }).collect();
+        topics().map(|topic| Listed { topic: &topic.name, question: &topic.question }).collect();
     #[derive(Serialize)]
     struct Topics<'a> {
         topics: &'a [Listed],

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{fail, json, succeed};
+use crate::support::{command, fail, json, stderr, succeed};
 
 /// Names of all topics.
 fn topics() -> Vec<String> {
@@ -14,28 +14,51 @@ fn topics() -> Vec<String> {
 #[test]
 fn every_topic_answers_for_a_model_and_hardware() {
     let all = topics();
-    assert!(all.len() >= 35, "{}", all.len());
+    assert!(all.len() >= 50, "{}", all.len());
     let listed = succeed(&["explain"]);
     for topic in &all {
         assert!(listed.contains(topic.as_str()), "{topic}");
         let answer = json(&["explain", topic, "demo", "--hardware", "rtx4090", "--json"]);
         assert_eq!(answer["model"], "demo");
         assert!(answer["answer"].as_array().unwrap().len() >= 2, "{answer}");
-        measures(answer["measure"].as_str().unwrap());
     }
 }
 
-/// Checks that a command exists with the flags it is given.
-fn measures(command: &str) {
-    for one in command.split("; ") {
-        let mut words = one.split(' ').filter(|word| !word.starts_with('>'));
-        assert_eq!(words.next(), Some("mantissa"), "{command}");
-        let name = words.next().unwrap();
-        let help = succeed(&[name, "--help-all"]);
-        for flag in words.filter(|word| word.starts_with("--")) {
-            let flag = flag.split('=').next().unwrap();
-            assert!(help.contains(flag), "{command}: {name} has no {flag}");
+/// Returns the commands of a line: `…; check: mantissa …`.
+fn commands(line: &str) -> impl Iterator<Item = &str> {
+    let parts = line.split("; ").map(|part| part.trim_start_matches("check: "));
+    parts.filter(|part| part.starts_with("mantissa "))
+}
+
+/// Splits a command into its arguments, without the name of the binary. MODEL is a size for `plan`, else a missing folder.
+fn arguments(command: &str) -> Vec<String> {
+    let model = if command.starts_with("mantissa plan ") { "--params 8B" } else { "missing" };
+    let quoted = |(index, part): (usize, &str)| match index % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    };
+    let command = command.replace("MODEL", model);
+    command.split('"').enumerate().flat_map(quoted).skip(1).collect::<Vec<String>>()
+}
+
+/// Every command that an answer prints runs as printed, in an empty folder: it succeeds, or misses a file that it names.
+#[test]
+fn printed_commands_run() {
+    let empty = tempfile::TempDir::new().unwrap();
+    let mut run = std::collections::BTreeSet::new();
+    for topic in topics() {
+        let answer = json(&["explain", &topic, "--params", "8B", "--hardware", "rtx4090", "--json"]);
+        let lines = answer["answer"].as_array().unwrap().iter().map(|line| line.as_str().unwrap());
+        for line in lines.chain([answer["measure"].as_str().unwrap()]) {
+            run.extend(commands(line).map(str::to_owned));
         }
+    }
+    assert!(run.len() >= 40, "{run:?}");
+    for printed in run {
+        let output = command().args(arguments(&printed)).current_dir(empty.path()).output().unwrap();
+        let error = stderr(&output);
+        let misses = error.contains("no such file") || error.contains("got no config.toml");
+        assert!(output.status.success() || misses, "{printed}: {error}");
     }
 }
 
