@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::{LinearKind, ModelConfig};
-use mantissa_plan::shape::{CacheLayers, Matrices, ModelPart, ModelShape};
+use mantissa_plan::shape::{CacheLayers, Expanded, Index, Matrices, ModelPart, ModelShape, Role};
 
 /// Returns the sizes of a model.
 pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
@@ -55,14 +55,20 @@ fn part_of(kind: LinearKind) -> ModelPart {
     }
 }
 
-/// Groups the linear layers by part and shape.
+/// Projection of a linear layer, as far as file types of llama.cpp distinguish them.
+fn role_of(kind: LinearKind) -> Role {
+    let named = [(LinearKind::V, Role::Value), (LinearKind::O, Role::Output), (LinearKind::Down, Role::Down)];
+    named.into_iter().find(|(of, _)| *of == kind.dense()).map_or(Role::Other, |(_, role)| role)
+}
+
+/// Groups the linear layers by part, projection and shape.
 fn matrices(config: &ModelConfig) -> Vec<Matrices> {
-    let mut groups: BTreeMap<(u8, usize, usize), Matrices> = BTreeMap::new();
+    let mut groups: BTreeMap<(u8, Role, usize, usize), Matrices> = BTreeMap::new();
     for info in config.decoder_linears() {
-        let part = part_of(info.kind);
-        let key = (part as u8, info.rows, info.cols);
-        let entry = groups.entry(key);
-        let group = entry.or_insert(Matrices { part, rows: info.rows, cols: info.cols, count: 0, active: 0 });
+        let (part, role) = (part_of(info.kind), role_of(info.kind));
+        let (rows, cols) = (info.rows, info.cols);
+        let entry = groups.entry((part as u8, role, rows, cols));
+        let group = entry.or_insert(Matrices { part, role, rows, cols, count: 0, active: 0 });
         group.count += 1;
     }
     let active = |group: Matrices| {
@@ -102,6 +108,12 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
     if let Some(latent) = &config.latent {
         let width = latent.kv_rank + latent.rotated;
         let heads = config.num_attention_heads;
+        let expanded =
+            Expanded { queries: heads * (latent.rotated + latent.unrotated), values: heads * latent.value };
+        let choice = config.indexer.as_ref().map(|indexer| {
+            let queries = if index > 0 { indexer.heads * indexer.dim } else { 0 };
+            Index { chosen: indexer.chosen, width: index, queries }
+        });
         return CacheLayers {
             layers: 1,
             readers: 1,
@@ -112,6 +124,9 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
             queries: heads * width,
             attended: heads * latent.kv_rank,
             window,
+            // Chosen tokens are attended to as they are cached, in a prompt too.
+            expanded: choice.is_none().then_some(expanded),
+            index: choice,
         };
     }
     let heads = config.heads(layer);
@@ -126,6 +141,8 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
         queries,
         attended: queries,
         window,
+        expanded: None,
+        index: None,
     }
 }
 
