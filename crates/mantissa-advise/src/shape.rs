@@ -13,6 +13,7 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
     let linear: u64 = matrices.iter().map(Matrices::weights).sum();
     let table = (config.vocab_size * config.hidden_size) as u64;
     let head = if config.tie_word_embeddings { 0 } else { table };
+    let others = all.saturating_sub(linear + table + head);
     let experts = config.experts.as_ref().map_or(0, |experts| {
         let shared = experts.shared.as_ref().map_or(0, |shared| shared.width);
         experts.per_token * experts.width + shared
@@ -30,13 +31,22 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
         tied: config.tie_word_embeddings,
         matrices,
         embedding: table,
-        others: all.saturating_sub(linear + table + head),
+        others,
+        others_met: others.saturating_sub(looked_up(config)),
         caches: caches(config),
         state_bytes: state_bytes(config),
         state_parts: state_parts(config),
         experts: config.experts.as_ref().map_or(0, |experts| u64::from(experts.count)),
         assumed: None,
     }
+}
+
+/// Weights outside of embedding and head of which a token reads a row: embeddings of layers, learned positions.
+fn looked_up(config: &ModelConfig) -> u64 {
+    let inputs = config.by_layer.inputs.map_or(0, |inputs| inputs.vocabulary * inputs.width);
+    let positions =
+        if config.learned_positions { config.max_position_embeddings * config.hidden_size } else { 0 };
+    (inputs * config.num_hidden_layers + positions) as u64
 }
 
 /// Part of a layer that a linear layer belongs to.

@@ -68,7 +68,7 @@ pub struct Setup<'a> {
     pub reduce_bits: f64,
 }
 
-/// Product of all linear layers, or of the head, in a step.
+/// Product of all linear layers, of what is not quantized, or of the head, in a step.
 struct Product<'a> {
     /// Scheme of the weights.
     scheme: &'a str,
@@ -93,8 +93,8 @@ impl Product<'_> {
 
 /// Work of a step.
 struct Work<'a> {
-    /// Linear layers, and head.
-    products: [Product<'a>; 2],
+    /// Linear layers, what is not quantized, and head.
+    products: [Product<'a>; 3],
     /// Bytes of keys, values and states.
     cache: f64,
     /// Operations of the attention.
@@ -165,6 +165,20 @@ impl Setup<'_> {
         }
     }
 
+    /// Products with what no recipe quantizes, in a step of `tokens` tokens that repeats `times` times.
+    fn others(&self, tokens: f64, times: f64) -> Product<'_> {
+        let weights = self.shape.others_met as f64;
+        let read = times * self.split.readers(ModelPart::Mlp) * weights;
+        Product {
+            scheme: "bf16",
+            unit: self.device.half(),
+            bytes: 2.0 * read,
+            weights: read,
+            met: times * tokens * weights,
+            tokens,
+        }
+    }
+
     /// Product of the head for `tokens` tokens.
     fn head(&self, tokens: f64) -> Product<'_> {
         let quantized = self.precision.tables;
@@ -205,7 +219,7 @@ impl Setup<'_> {
         };
         let (b, t) = (sequences as f64, (sequences * tokens) as f64);
         let work = Work {
-            products: [self.linears(t, 1.0), self.head(t)],
+            products: [self.linears(t, 1.0), self.others(t, 1.0), self.head(t)],
             cache: b * self.cache_reads(depth),
             attention: t * self.shape.attention_operations(depth as f64),
             devices,
@@ -229,7 +243,8 @@ impl Setup<'_> {
             _ if self.split.by.divides_sequences() => (stages, stages, 1.0),
             _ => (1.0, stages, 1.0),
         };
-        let products = [self.linears(prompts * n / chunks, chunks), self.head(prompts)];
+        let chunk = prompts * n / chunks;
+        let products = [self.linears(chunk, chunks), self.others(chunk, chunks), self.head(prompts)];
         let work = Work {
             products: products.map(|product| product.times(filling)),
             // Keys and values of earlier chunks are read again.

@@ -169,8 +169,10 @@ pub struct ModelShape {
     pub matrices: Vec<Matrices>,
     /// Weights of the embedding, and of learned positions.
     pub embedding: u64,
-    /// Weights that no recipe quantizes: norms, biases, routers.
+    /// Weights that no recipe quantizes: norms, biases, routers, indexers, embeddings of layers.
     pub others: u64,
+    /// Those of them that a token meets: all but embeddings of layers, of which it reads a row.
+    pub others_met: u64,
     /// KV caches.
     pub caches: Vec<CacheLayers>,
     /// Bytes of the recurrent state of a sequence.
@@ -218,10 +220,15 @@ impl ModelShape {
         self.parameters() - idle
     }
 
-    /// Operations of the matrix products for one token: two for each weight that it meets, without the head.
+    /// Operations of the products of one token with the linear layers: two for each weight that it meets.
     pub fn operations_per_token(&self) -> f64 {
         let active = |m: &Matrices| m.active as f64 * (m.rows * m.cols) as f64;
         2.0 * self.matrices.iter().map(active).sum::<f64>()
+    }
+
+    /// Operations of one token with what no recipe quantizes.
+    pub fn other_operations(&self) -> f64 {
+        2.0 * self.others_met as f64
     }
 
     /// Operations of the head for one token.
@@ -300,6 +307,7 @@ impl ModelShape {
         matrices.retain(|m| m.count > 0 && m.rows * m.cols > 0);
         let biases = if dims.qkv_bias { every * ((heads + 2 * kv_heads) * head_dim) as u64 } else { 0 };
         let routers = dims.mixture.map_or(0, |mixture| mixed * mixture.experts * hidden as u64);
+        let others = (2 * every + 1) * hidden as u64 + biases + routers;
         let inner = dims.mixture.map_or(ffn as u64, |m| m.per_token * m.width as u64 + m.shared as u64);
         ModelShape {
             name: name.to_owned(),
@@ -314,7 +322,8 @@ impl ModelShape {
             tied,
             matrices,
             embedding: (vocab * hidden) as u64,
-            others: (2 * every + 1) * hidden as u64 + biases + routers,
+            others,
+            others_met: others,
             caches: caches(dims),
             state_bytes: 0,
             state_parts: 1,

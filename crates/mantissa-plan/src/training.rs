@@ -402,7 +402,7 @@ pub fn operations_per_token(
         Trained::Adapters { rank, .. } => (2.0, active_adapter_parameters(shape, rank)),
     };
     let attention = shape.prompt_attention_operations(sequence as f64);
-    (weights + again) * shape.operations_per_token()
+    (weights + again) * (shape.operations_per_token() + shape.other_operations())
         + weights * shape.head_operations()
         + (3.0 + again) * (attention + 2.0 * adapters)
 }
