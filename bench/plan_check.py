@@ -17,338 +17,11 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plan_formats import NoFormula, kv_bytes, matrix_bytes, table_bytes
+from plan_models import Model, models
+
 TOLERANCE = 0.005
 CHUNK = 2048  # tokens of a prompt at a time
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Models: their matrices and caches, from the dimensions in their config.json.
-
-
-@dataclass
-class Matrix:
-    """Equal matrices, one or more in each of `layers` layers."""
-
-    part: str  # attention, mlp, experts, mixer
-    role: str  # q, k, v, o, gate, up, down, other: as llama.cpp's file types distinguish them
-    rows: int
-    cols: int
-    layers: int
-    each: int = 1  # in a layer
-    active: float = 1.0  # share of them that one token passes through
-
-    @property
-    def count(self):
-        return self.layers * self.each
-
-    @property
-    def weights(self):
-        return self.rows * self.cols
-
-
-@dataclass
-class Cache:
-    """Layers with attention of one kind, of which `layers` keep keys and values."""
-
-    layers: int
-    heads: int  # key/value heads
-    key: int  # width of a key, and of a value, in each of them
-    value: int
-    queries: int  # query heads
-    window: int | None = None
-    # Latent attention caches one vector of `key` elements for all heads. In a step of decoding a query has that width
-    # and attends to the `latent` first ones; in a prompt heads have keys and values of their own widths.
-    latent: int = 0
-    head_key: int = 0
-    head_value: int = 0
-
-    def held(self, tokens):
-        return min(tokens, self.window or tokens)
-
-    def mean_seen(self, tokens):
-        """Mean number of tokens that one of `tokens` causal tokens sees."""
-        w = self.held(tokens)
-        return w - w * w / (2 * tokens)
-
-    def operations(self, phase):
-        """Operations of one query and one key in one layer: of the score, and of the weighted value."""
-        if self.latent and phase == "decode":
-            return 2 * self.queries * (self.key + self.latent)
-        key, value = (self.head_key, self.head_value) if self.latent else (self.key, self.value)
-        return 2 * self.queries * (key + value)
-
-
-@dataclass
-class Model:
-    name: str
-    hidden: int
-    layers: int
-    vocab: int
-    tied: bool
-    matrices: list
-    caches: list
-    others: int  # norms, biases, routers
-    inner: int  # width of what follows the attention, for one token
-    mixed: int  # elements of queries, keys, values, attended values and latents of all layers
-    grouped: bool  # at least four query heads share a key head
-    expert_layers: int = 0
-    experts: int = 0
-    state: int = 0  # bytes of the recurrent states of a sequence
-    state_heads: int = 1
-    config: dict | None = None  # written as config.json; None: known by name
-
-    @property
-    def table(self):
-        return self.vocab * self.hidden
-
-    @property
-    def linear(self):
-        return sum(m.count * m.weights for m in self.matrices)
-
-    @property
-    def parameters(self):
-        return self.linear + self.table * (1 if self.tied else 2) + self.others
-
-
-def decoder(name, hidden, layers, heads, kv_heads, ffn, vocab, *, head=None, tied=False, bias=False, window=None,
-            windowed=0, moe=None, mla=None, norms=2, head_norms=0, extra=0, attending=None, config=None):
-    """Describes a decoder with a gated MLP. `moe` is (experts, per token, width, width of the shared one, dense layers),
-    `mla` (latent of queries or 0, latent of keys, rotated, unrotated, value)."""
-    head = head or hidden // heads
-    attending = layers if attending is None else attending
-    q, kv = heads * head, kv_heads * head
-    matrices, latent = [], 0
-    if mla:
-        q_rank, rank, rotated, unrotated, value = mla
-        width = rotated + unrotated
-        if q_rank:
-            matrices.append(Matrix("attention", "other", q_rank, hidden, attending))
-        matrices += [
-            Matrix("attention", "q", heads * width, q_rank or hidden, attending),
-            Matrix("attention", "other", rank + rotated, hidden, attending),
-            Matrix("attention", "v", heads * (unrotated + value), rank, attending),
-            Matrix("attention", "o", hidden, heads * value, attending),
-        ]
-        mixed = 2 * heads * (width + value) + q_rank + rank + rotated
-        latent = q_rank + rank
-        caches = [Cache(attending, 1, rank + rotated, 0, heads, None, rank, width, value)]
-    else:
-        matrices += [
-            Matrix("attention", "q", q, hidden, attending),
-            Matrix("attention", "k", kv, hidden, attending),
-            Matrix("attention", "v", kv, hidden, attending),
-            Matrix("attention", "o", hidden, q, attending),
-        ]
-        mixed = 2 * q + 2 * kv
-        full = Cache(attending - windowed, kv_heads, head, head, heads)
-        near = Cache(windowed, kv_heads, head, head, heads, window)
-        caches = [c for c in (full, near) if c.layers]
-    dense, routers, inner = layers, 0, ffn
-    if moe:
-        experts, per_token, width, shared, dense = moe
-        sparse = layers - dense
-        for role, rows, cols in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):
-            matrices.append(Matrix("experts", role, rows, cols, sparse, experts, per_token / experts))
-        if shared:
-            for role, rows, cols in (("gate", shared, hidden), ("up", shared, hidden), ("down", hidden, shared)):
-                matrices.append(Matrix("mlp", role, rows, cols, sparse))
-        routers, inner = sparse * experts * hidden, per_token * width + shared
-    for role, rows, cols in (("gate", ffn, hidden), ("up", ffn, hidden), ("down", hidden, ffn)) if dense else ():
-        matrices.append(Matrix("mlp", role, rows, cols, dense))
-    others = (norms * layers + 1) * hidden + attending * (head_norms * head + latent + bias * (q + 2 * kv)) + routers + extra
-    return Model(name, hidden, layers, vocab, tied, matrices, caches, others, inner, attending * mixed,
-                 heads >= 4 * kv_heads, layers - dense if moe else 0, moe[0] if moe else 0, config=config)
-
-
-def config_of(model_type, hidden, layers, heads, kv_heads, ffn, vocab, context, **others):
-    return dict(model_type=model_type, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-                num_key_value_heads=kv_heads, intermediate_size=ffn, vocab_size=vocab, max_position_embeddings=context,
-                rms_norm_eps=1e-6, **others)
-
-
-def qwen3_next():
-    """Qwen3-Next-80B-A3B: 36 layers of gated DeltaNet (16 heads of keys, 32 of values, width 128), 12 of attention whose
-    queries have a gate; 512 experts."""
-    dims = (2048, 48, 16, 2, 5120, 151_936)
-    model = decoder("qwen3-next", *dims, head=256, moe=(512, 10, 512, 512, 0), head_norms=2, attending=12)
-    keys, values, hidden = 16 * 128, 32 * 128, 2048
-    for m in model.matrices:
-        if m.role == "q":
-            m.rows *= 2  # the gate
-    model.mixed = 12 * 2 * (16 + 2) * 256
-    made = 2 * keys + 2 * values + 2 * 32
-    model.matrices += [
-        Matrix("mixer", "other", 2 * keys + 2 * values, hidden, 36),
-        Matrix("mixer", "other", 2 * 32, hidden, 36),
-        Matrix("mixer", "other", hidden, values, 36),
-    ]
-    model.mixed += 36 * (made + values)
-    model.others += 36 * ((2 * keys + values) * 4 + 2 * 32 + 128) + 48 * hidden
-    # A state of 128 × 128 for each head of values, and three tokens of the convolution, in f32.
-    model.state = 36 * 4 * (32 * 128 * 128 + 3 * (2 * keys + values))
-    model.state_heads = 16
-    kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(48)]
-    model.config = config_of(
-        "qwen3_next", *dims, 262_144, head_dim=256, layer_types=kinds, linear_conv_kernel_dim=4, linear_key_head_dim=128,
-        linear_num_key_heads=16, linear_num_value_heads=32, linear_value_head_dim=128, num_experts=512,
-        num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512, decoder_sparse_step=1,
-        norm_topk_prob=True, tie_word_embeddings=False)
-    return model
-
-
-def models():
-    oss = dict(head=64, window=128)
-    kinds = lambda n, full: ["full_attention" if full(i) else "sliding_attention" for i in range(n)]
-    gemma = dict(tie_word_embeddings=True)
-    mistral, mixtral = (4096, 32, 32, 8, 14_336, 32_000), (4096, 32, 32, 8, 14_336, 32_000)
-    gemma2, gemma3 = (3584, 42, 16, 8, 14_336, 256_000), (3840, 48, 16, 8, 15_360, 262_208)
-    qwen3, moe2 = (4096, 36, 32, 8, 12_288, 151_936), (3584, 28, 28, 4, 18_944, 151_936)
-    lite = (2048, 27, 16, 16, 10_944, 102_400)
-    return {m.name: m for m in [
-        decoder("SmolLM2-135M", 576, 30, 9, 3, 1536, 49_152, tied=True),
-        decoder("Qwen2.5-0.5B", 896, 24, 14, 2, 4864, 151_936, tied=True, bias=True),
-        decoder("Llama-3.2-1B", 2048, 16, 32, 8, 8192, 128_256, tied=True),
-        decoder("Llama-2-7B", 4096, 32, 32, 32, 11_008, 32_000),
-        decoder("Llama-3.1-8B", 4096, 32, 32, 8, 14_336, 128_256),
-        decoder("Qwen2.5-32B", 5120, 64, 40, 8, 27_648, 152_064, bias=True),
-        decoder("Llama-3.1-70B", 8192, 80, 64, 8, 28_672, 128_256),
-        decoder("Llama-3.1-405B", 16_384, 126, 128, 8, 53_248, 128_256),
-        decoder("Qwen3-30B-A3B", 2048, 48, 32, 4, 6144, 151_936, head=128, moe=(128, 8, 768, 0, 0), head_norms=2),
-        decoder("Qwen3-235B-A22B", 4096, 94, 64, 4, 12_288, 151_936, head=128, moe=(128, 8, 1536, 0, 0), head_norms=2),
-        decoder("gpt-oss-20b", 2880, 24, 64, 8, 2880, 201_088, windowed=12, moe=(32, 4, 2880, 0, 0),
-                extra=24 * (64 + 2880 + 5120 + 32 + 32 * 3 * 2880), **oss),
-        decoder("gpt-oss-120b", 2880, 36, 64, 8, 2880, 201_088, windowed=18, moe=(128, 4, 2880, 0, 0),
-                extra=36 * (64 + 2880 + 5120 + 128 + 128 * 3 * 2880), **oss),
-        decoder("DeepSeek-V3", 7168, 61, 128, 128, 18_432, 129_280, moe=(256, 8, 2048, 2048, 3),
-                mla=(1536, 512, 64, 128, 128)),
-        decoder("mistral", *mistral, window=4096, windowed=32,
-                config=config_of("mistral", *mistral, 32_768, sliding_window=4096, tie_word_embeddings=False)),
-        decoder("mixtral", *mixtral, moe=(8, 2, 14_336, 0, 0),
-                config=config_of("mixtral", *mixtral, 32_768, num_local_experts=8, num_experts_per_tok=2,
-                                 tie_word_embeddings=False)),
-        decoder("gemma2-9b", *gemma2, head=256, tied=True, norms=4, window=4096, windowed=21,
-                config=config_of("gemma2", *gemma2, 8192, head_dim=256, sliding_window=4096, query_pre_attn_scalar=256,
-                                 attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
-                                 layer_types=kinds(42, lambda i: i % 2), hidden_activation="gelu_pytorch_tanh", **gemma)),
-        decoder("gemma3-12b", *gemma3, head=256, tied=True, norms=4, head_norms=2, window=1024, windowed=40,
-                config=config_of("gemma3_text", *gemma3, 131_072, head_dim=256, sliding_window=1024,
-                                 query_pre_attn_scalar=256, layer_types=kinds(48, lambda i: i % 6 == 5),
-                                 hidden_activation="gelu_pytorch_tanh", **gemma)),
-        decoder("qwen3-8b", *qwen3, head_norms=2,
-                config=config_of("qwen3", *qwen3, 40_960, head_dim=128, tie_word_embeddings=False)),
-        decoder("qwen2-57b-a14b", *moe2, bias=True, moe=(64, 8, 2560, 20_480, 0), extra=28 * 3584,
-                config=config_of("qwen2_moe", *moe2, 32_768, num_experts=64, num_experts_per_tok=8,
-                                 moe_intermediate_size=2560, shared_expert_intermediate_size=20_480,
-                                 decoder_sparse_step=1, norm_topk_prob=False, tie_word_embeddings=False)),
-        decoder("deepseek-v2-lite", *lite, moe=(64, 6, 1408, 2816, 1), mla=(0, 512, 64, 128, 128),
-                config=config_of("deepseek_v2", *lite, 32_768, n_routed_experts=64, num_experts_per_tok=6, n_group=1,
-                                 topk_group=1, topk_method="greedy", moe_intermediate_size=1408, n_shared_experts=2,
-                                 first_k_dense_replace=1, moe_layer_freq=1, norm_topk_prob=False, scoring_func="softmax",
-                                 routed_scaling_factor=1.0, q_lora_rank=None, kv_lora_rank=512, qk_rope_head_dim=64,
-                                 qk_nope_head_dim=128, v_head_dim=128, tie_word_embeddings=False)),
-        qwen3_next(),
-    ]}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Formats: bytes from their definitions.
-
-# Weights of a block and its bytes (ggml-common.h).
-GGUF = {"q8_0": (32, 34), "q6_k": (256, 210), "q5_k": (256, 176), "q4_k": (256, 144), "q3_k": (256, 110),
-        "q2_k": (256, 84), "iq4_xs": (256, 136), "iq4_nl": (32, 18), "q5_0": (32, 22), "q5_1": (32, 24)}
-# Types in place of those whose blocks do not divide a row (llama-quant.cpp).
-NARROWER = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "iq4_xs": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
-
-
-def gguf_row(kind, cols):
-    """Bytes of a row."""
-    if kind not in GGUF:
-        return 2 * cols
-    size, block = GGUF[kind]
-    if cols % size == 0:
-        return cols // size * block
-    return gguf_row(NARROWER.get(kind, "f16"), cols)
-
-
-def more_bits(layers):
-    """Layers that `use_more_bits` of llama.cpp chooses."""
-    return [i for i in range(layers) if i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2]
-
-
-def gguf_types(file_type, role, layers, grouped):
-    """Type of the matrices of a role in each layer, without an importance matrix (`llama_tensor_get_type`)."""
-    base = {"Q8_0": "q8_0", "Q6_K": "q6_k", "Q5_K_M": "q5_k", "Q4_K_M": "q4_k", "IQ4_XS": "iq4_xs", "Q3_K_M": "q3_k",
-            "Q2_K": "q2_k"}[file_type]
-    types = [base] * layers
-    if file_type in ("Q4_K_M", "Q5_K_M") and role in ("v", "down"):
-        for i in more_bits(layers):
-            types[i] = "q6_k"
-    elif file_type == "IQ4_XS" and role == "v" and grouped:
-        types = ["q5_k"] * layers
-    elif file_type == "IQ4_XS" and role == "down":
-        types[:layers // 8] = ["q5_k"] * (layers // 8)
-    elif file_type == "Q3_K_M" and role in ("v", "down", "o"):
-        first = {"v": 2, "down": layers // 16, "o": 0}[role]
-        types = ["q5_k"] * first + ["q4_k"] * (layers - first)
-    elif file_type == "Q2_K" and role in ("v", "down", "o"):
-        types = ["q4_k" if role == "v" and grouped else "q3_k"] * layers
-    return types
-
-
-def scheme_bytes(scheme, rows, cols):
-    """Bytes of a matrix under a scheme: codes, 16-bit scales (NF4: f32), zero points of the codes' width."""
-    base = scheme.split(":")[0]
-    element, *rest = base.split("-")
-    if base == "nf4":
-        return rows * cols / 2 + 4 * math.ceil(rows * cols / 64)
-    if element == "nvfp4":
-        return rows * (cols / 2 + math.ceil(cols / 16)) + 4
-    if element.startswith("mx"):
-        bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8, "mxint8": 8}[element]
-        return rows * (cols * bits / 8 + math.ceil(cols / 32))
-    if base == "bf16":
-        return 2 * rows * cols
-    bits = {"int": lambda: int(element[3:]), "fp8": lambda: 8}[element[:3]]()
-    asym = bits / 8 if "asym" in rest else 0
-    groups = next((math.ceil(cols / int(r[1:])) for r in rest if r[0] == "g" and r[1:].isdigit()), 1)
-    return rows * (cols * bits / 8 + groups * (2 + asym))
-
-
-def matrix_bytes(precision, model, m):
-    """Mean bytes of the matrices `m`."""
-    name, convention, scheme = precision["name"], precision["convention"], precision["weights"]
-    if convention == "gguf":
-        types = gguf_types(name, m.role, m.layers, model.grouped)
-        return m.rows * sum(gguf_row(kind, m.cols) for kind in types) / m.layers
-    if convention == "mlx":  # an f16 scale and an f16 bias for 64 weights
-        bits = int(scheme[3])
-        return m.rows * (m.cols * bits / 8 + 4 * math.ceil(m.cols / 64))
-    return scheme_bytes(scheme, m.rows, m.cols)
-
-
-def table_bytes(precision, model):
-    """Bytes of embedding and head. GGUF stores the head as Q6_K below 8 bits; a tied table is the head."""
-    row = 2 * model.hidden
-    rows = [row, row]
-    if precision["convention"] == "gguf":
-        base = gguf_types(precision["name"], "other", 1, False)[0]
-        rows = [gguf_row(base, model.hidden), gguf_row("q8_0" if base == "q8_0" else "q6_k", model.hidden)]
-    embedding, head = (model.vocab * r for r in rows)
-    return (0 if model.tied else embedding), head
-
-
-def kv_bytes(scheme, heads, width):
-    """Bytes of a key or value of one token in one layer."""
-    if width == 0:
-        return 0
-    element, *rest = scheme.split("-")
-    if element in ("f16", "bf16"):
-        return 2 * heads * width
-    if element == "nvfp4":
-        return heads * (width / 2 + math.ceil(width / 16))
-    bits = 8 if element == "fp8" else int(element[3:])
-    scale = 0 if "tensor" in rest else 2 + (bits / 8 if "asym" in rest else 0)
-    return heads * (width * bits / 8 + scale)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Devices and their shares (docs/results/plan.md).
@@ -459,6 +132,15 @@ class Case:
         """Bytes of the keys, values and states of a sequence on one device, all layers."""
         return sum(c.layers * c.held(tokens) * self.token_bytes(c, scheme) for c in self.model.caches) + self.state()
 
+    def read(self, scheme, tokens):
+        """Bytes that a query reads of them: the index of all tokens, and those that it chooses. States are written back."""
+        total = 2 * self.state()
+        for c in self.model.caches:
+            index = kv_bytes(scheme, 1, c.index)
+            rest = self.token_bytes(c, scheme) - index
+            total += c.layers * (c.held(tokens) * index + c.attended(tokens) * rest)
+        return total
+
     def bytes(self, precision, scheme):
         model, n = self.model, self.n
         linears = sum(self.share(m.part) * m.count * matrix_bytes(precision, model, m) for m in model.matrices)
@@ -481,8 +163,10 @@ class Case:
         widest = 0
         for c in model.caches:
             heads = math.ceil(c.queries / n)
-            if c.latent:
+            if c.latent and not c.chosen:
                 width = 2 * heads * (c.head_key + c.head_value) + c.key
+            elif c.latent:
+                width = heads * (c.key - c.index + c.latent) + c.key
             else:
                 width = 2 * heads * c.key + 2 * math.ceil(c.heads / n) * c.key
             widest = max(widest, width)
@@ -490,9 +174,15 @@ class Case:
         logits = 4 * model.vocab * (own if self.by == "expert" else self.batch)
         return tokens * 2 * (2 * model.hidden + widest + 3 * model.inner / n) + logits
 
-    def products(self, precision, tokens, of_device):
-        """Bytes, weights and operations of the linear layers and of the head on one device in a step of `tokens` tokens, of
-        which `of_device` are its own sequences'. An expert is read if any token calls it."""
+    def unquantized(self, tokens):
+        """Bytes, weights and operations of norms, routers and indexers, in 16 bits."""
+        weights = self.model.others / (1 if self.by in ("pipeline", "expert") else self.n)
+        parts = 1 if self.by == "pipeline" else self.n
+        return 2 * weights, weights, 2 * tokens * self.model.others / parts
+
+    def products(self, precision, tokens):
+        """Bytes, weights and operations of the linear layers on one device in a step of `tokens` tokens. An expert is read if
+        any token calls it."""
         read = weights = operations = 0
         for m in self.model.matrices:
             called = 1 - (1 - m.active) ** tokens
@@ -515,12 +205,12 @@ class Case:
             of_device, slowest = self.own(self.batch), 1
             sequences = of_device * n if self.by in ("data", "expert") else self.batch
         parts = 1 if self.by == "pipeline" else n
-        linear = self.products(precision, sequences, of_device)
+        linear = self.products(precision, sequences)
         head = table_bytes(precision, model)[1] / (1 if self.by in ("pipeline", "expert") else n)
-        cached = of_device * (self.cache(scheme, depth) + self.state())  # states are read and written
-        attention = sum(c.layers * c.operations("decode") * c.held(depth) for c in model.caches) * sequences / parts
-        work = dict(linear=linear, head=(head, model.table, 2 * sequences * model.table / parts), cache=cached,
-                    attention=attention, tokens=sequences)
+        cached = of_device * self.read(scheme, depth)
+        attention = sum(c.operations(depth, False) for c in model.caches) * sequences / parts
+        work = dict(linear=linear, others=self.unquantized(sequences), cache=cached, attention=attention, tokens=sequences,
+                    head=(head, model.table, 2 * sequences * model.table / parts))
         return [self.batch / (slowest * t + self.exchange(sequences, 1)) for t in self.seconds(precision, work)]
 
     def prompt(self, precision, scheme):
@@ -532,17 +222,17 @@ class Case:
         if self.by == "pipeline":  # fills and drains; each stage waits for the fullest one
             filling = (chunks + n - 1) / chunks * self.stage(model.layers)
         parts = 1 if self.by == "pipeline" else n
-        linear = self.products(precision, prompts * tokens / chunks, tokens / chunks)
-        linear = [filling * chunks * x for x in linear]
+        linear = [filling * chunks * x for x in self.products(precision, prompts * tokens / chunks)]
+        others = [filling * chunks * x for x in self.unquantized(prompts * tokens / chunks)]
         head = table_bytes(precision, model)[1] / (1 if self.by in ("pipeline", "expert") else n)
         head = [filling * x for x in (head, model.table, 2 * prompts * model.table / parts)]
         earlier = [tokens / chunks * i for i in range(1, chunks)]
-        cached = sum(self.cache(scheme, t) + self.state() for t in earlier)
+        cached = sum(self.read(scheme, t) for t in earlier)
         if self.by == "tensor":
             cached *= prompts
-        attention = sum(c.layers * c.operations("prompt") * c.mean_seen(tokens) for c in model.caches)
+        attention = sum(c.operations(tokens, True) for c in model.caches)
         attention *= prompts * tokens / parts
-        work = dict(linear=linear, head=head, cache=filling * cached, attention=filling * attention,
+        work = dict(linear=linear, others=others, head=head, cache=filling * cached, attention=filling * attention,
                     tokens=prompts * tokens / chunks, head_tokens=prompts)
         moved = self.exchange(prompts * tokens, chunks)
         return [prompts * tokens / (t + moved) for t in self.seconds(precision, work)]
@@ -555,8 +245,10 @@ class Case:
         head_unit = unit if precision["convention"] == "gguf" else device.half
         times = []
         for bandwidth, compute in zip(device.shares["bandwidth"], device.shares["compute"]):
-            read = (work["linear"][0] + work["head"][0] + work["cache"]) / (device.bandwidth * bandwidth)
+            read = work["linear"][0] + work["others"][0] + work["head"][0] + work["cache"]
+            read /= device.bandwidth * bandwidth
             computed = work["linear"][2] / (device.rates[unit] * compute)
+            computed += work["others"][2] / (device.rates[device.half] * compute)
             computed += work["head"][2] / (device.rates[head_unit] * compute)
             computed += work["attention"] / (device.rates[device.half] * compute * GPU_ATTENTION)
             times.append(max(read, computed))
@@ -569,8 +261,9 @@ class Case:
         unit = device.unit(precision)
         gguf = precision["convention"] == "gguf"
         head = ("q8_0" if precision["name"] == "Q8_0" else "q6_k") if gguf else "bf16"
-        for key, scheme, unit, tokens in (("linear", precision["weights"], unit, work["tokens"]),
-                                          ("head", head, unit if gguf else device.half, work.get("head_tokens", work["tokens"]))):
+        step = work["tokens"]
+        for key, scheme, unit, tokens in (("linear", precision["weights"], unit, step), ("others", "bf16", device.half, step),
+                                          ("head", head, unit if gguf else device.half, work.get("head_tokens", step))):
             read, weights, operations = work[key]
             cost = next((cost for cost in device.costs if scheme.startswith(cost[0])), (scheme, 0, 4, 4))
             fixed, each = (0, cost[3]) if tokens >= CPU_FEW else (cost[1], cost[2])
@@ -599,7 +292,12 @@ class Case:
         check("", "parameters", self.model.parameters, report["parameters"])
         for row in report["rows"]:
             precision, scheme, name = row["precision"], row["kv"]["scheme"], row["precision"]["name"]
-            ours, theirs = self.bytes(precision, scheme), row["bytes"]
+            try:
+                ours = self.bytes(precision, scheme)
+            except NoFormula as error:
+                check(name, f"no formula for {error}", 0, 1)
+                continue
+            theirs = row["bytes"]
             check(name, "weights", ours["weights"], theirs["linears"] + theirs["tables"])
             check(name, "KV cache", ours["kv"], theirs["kv"])
             check(name, "activations", ours["activations"], theirs["activations"])
@@ -653,8 +351,9 @@ class Case:
         (not of frozen ones); layers, not the head, once more forward where they are recomputed."""
         model, again = self.model, int(recomputed)
         met = sum(m.count * m.active * m.weights for m in model.matrices)
-        attention = sum(c.layers * c.operations("prompt") * c.mean_seen(self.context) for c in model.caches)
+        attention = sum(c.operations(self.context, True) for c in model.caches)
         passes = 2 if frozen else 3
+        met += model.others
         operations = 2 * ((passes + again) * met + passes * model.table) + (3 + again) * attention
         if frozen:
             own = sum(m.count * m.active * self.rank * (m.rows + m.cols) for m in model.matrices)
@@ -736,6 +435,8 @@ def cases(every):
         case("qwen2-57b-a14b", "h100", n=4, by="data", batch=64), case("deepseek-v2-lite", "rtx4090", **wide),
         case("deepseek-v2-lite", "a100", n=8, batch=32), case("qwen3-next", "h200", batch=32, **wide),
         case("qwen3-next", "h100", n=4, batch=32),
+        case("deepseek-v3.2", "h200", n=8, by="data", batch=64, kv="f16", **wide),
+        case("deepseek-v3.2", "b200", n=8, batch=4, context=65_536, prefill=60_000, decode=1000),
     ]
     small += [
         case(name, hardware, train=kind, context=context, batch=batch, n=n, zero=zero, rank=rank)
