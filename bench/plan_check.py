@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Recomputes what `mantissa plan` predicts, and fails where a figure differs by more than .5 %.
 
-    bench/plan_check.py MANTISSA [--all] [--verbose]
+    bench/plan_check.py MANTISSA [--all] [--only TEXT] [--verbose]
 
 Shares no code and no table with the program: shapes come from the models' published configs, bytes from the definitions
 of the formats, times from the definitions in docs/guide/plan.md. Only memory, bandwidths, links and peaks of a device
@@ -144,6 +144,7 @@ class Case:
     def bytes(self, precision, scheme):
         model, n = self.model, self.n
         linears = sum(self.share(m.part) * m.count * matrix_bytes(precision, model, m) for m in model.matrices)
+        linears += self.share("experts") * 2 * model.expert_biases
         embedding, head = table_bytes(precision, model)
         others = 2 * model.others
         if self.by == "pipeline" and n > 1:  # the first device has the embedding, the last the head
@@ -457,7 +458,9 @@ def cases(every):
     more = []
     for name, model in known.items():
         for hardware in ("t4", "a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "gb300", "mi300x", "mi355x", "m4-max"):
-            for n in (1, 2, 8) if hardware != "m4-max" else (1,):
+            counts = (1,) if hardware == "m4-max" else (1, 2, 8)
+            # Engines refuse devices that do not divide the query heads.
+            for n in (n for n in counts if model.caches[0].queries % n == 0):
                 ways = ["tensor"] if n == 1 else ["tensor", "data", "pipeline"] + ["expert"] * (model.experts > 0)
                 for by in ways:
                     for batch, context, kv in ((1, 4096, "f16"), (64, 4096, "fp8"), (13, 8192, "int4"), (4, 8192, None)):
@@ -479,13 +482,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mantissa")
     parser.add_argument("--all", action="store_true", help="every model on every device, in every way of sharing")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose title contains TEXT")
     parser.add_argument("--verbose", action="store_true", help="print every figure")
     args = parser.parse_args()
     rows, differing, configurations = set(), set(), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cpu.json").write_text(json.dumps(CPU))
-        for case in cases(args.all):
+        for case in (case for case in cases(args.all) if args.only in case.title()):
             command = [args.mantissa, *map(str, case.arguments(folder))]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:

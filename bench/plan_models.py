@@ -71,12 +71,13 @@ class Model:
     tied: bool
     matrices: list
     caches: list
-    others: int  # norms, biases, routers
+    others: int  # norms, biases, routers, indexers
     inner: int  # width of what follows the attention, for one token
     mixed: int  # elements of queries, keys, values, attended values and latents of all layers
     grouped: bool  # at least four query heads share a key head
     expert_layers: int = 0
     experts: int = 0
+    expert_biases: int = 0
     state: int = 0  # bytes of the recurrent states of a sequence
     state_heads: int = 1
     config: dict | None = None  # written as config.json; None: known by name
@@ -91,11 +92,11 @@ class Model:
 
     @property
     def parameters(self):
-        return self.linear + self.table * (1 if self.tied else 2) + self.others
+        return self.linear + self.table * (1 if self.tied else 2) + self.others + self.expert_biases
 
 
 def decoder(name, hidden, layers, heads, kv_heads, ffn, vocab, *, head=None, tied=False, bias=False, window=None,
-            windowed=0, moe=None, mla=None, norms=2, head_norms=0, extra=0, attending=None, config=None):
+            windowed=0, moe=None, mla=None, norms=2, head_norms=0, extra=0, expert_biases=0, attending=None, config=None):
     """Describes a decoder with a gated MLP. `moe` is (experts, per token, width, width of the shared one, dense layers),
     `mla` (latent of queries or 0, latent of keys, rotated, unrotated, value)."""
     head = head or hidden // heads
@@ -110,7 +111,7 @@ def decoder(name, hidden, layers, heads, kv_heads, ffn, vocab, *, head=None, tie
         matrices += [
             Matrix("attention", "q", heads * width, q_rank or hidden, attending),
             Matrix("attention", "other", rank + rotated, hidden, attending),
-            Matrix("attention", "v", heads * (unrotated + value), rank, attending),
+            Matrix("attention", "other", heads * (unrotated + value), rank, attending),
             Matrix("attention", "o", hidden, heads * value, attending),
         ]
         mixed = 2 * heads * (width + value) + q_rank + rank + rotated
@@ -141,7 +142,7 @@ def decoder(name, hidden, layers, heads, kv_heads, ffn, vocab, *, head=None, tie
         matrices.append(Matrix("mlp", role, rows, cols, dense))
     others = (norms * layers + 1) * hidden + attending * (head_norms * head + latent + bias * (q + 2 * kv)) + routers + extra
     return Model(name, hidden, layers, vocab, tied, matrices, caches, others, inner, attending * mixed,
-                 heads >= 4 * kv_heads, layers - dense if moe else 0, moe[0] if moe else 0, config=config)
+                 heads >= 4 * kv_heads, layers - dense if moe else 0, moe[0] if moe else 0, expert_biases, config=config)
 
 
 def config_of(model_type, hidden, layers, heads, kv_heads, ffn, vocab, context, **others):
@@ -216,9 +217,9 @@ def models():
         decoder("Qwen3-30B-A3B", 2048, 48, 32, 4, 6144, 151_936, head=128, moe=(128, 8, 768, 0, 0), head_norms=2),
         decoder("Qwen3-235B-A22B", 4096, 94, 64, 4, 12_288, 151_936, head=128, moe=(128, 8, 1536, 0, 0), head_norms=2),
         decoder("gpt-oss-20b", 2880, 24, 64, 8, 2880, 201_088, windowed=12, moe=(32, 4, 2880, 0, 0),
-                extra=24 * (64 + 2880 + 5120 + 32 + 32 * 3 * 2880), **oss),
+                extra=24 * (64 + 2880 + 5120 + 32), expert_biases=24 * 32 * 3 * 2880, **oss),
         decoder("gpt-oss-120b", 2880, 36, 64, 8, 2880, 201_088, windowed=18, moe=(128, 4, 2880, 0, 0),
-                extra=36 * (64 + 2880 + 5120 + 128 + 128 * 3 * 2880), **oss),
+                extra=36 * (64 + 2880 + 5120 + 128), expert_biases=36 * 128 * 3 * 2880, **oss),
         decoder("DeepSeek-V3", 7168, 61, 128, 128, 18_432, 129_280, moe=(256, 8, 2048, 2048, 3),
                 mla=(1536, 512, 64, 128, 128)),
         decoder("mistral", *mistral, window=4096, windowed=32,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{LinearKind, ModelConfig};
+use mantissa_model::{LinearKind, ModelConfig, Role as TensorRole};
 use mantissa_plan::shape::{CacheLayers, Expanded, Index, Matrices, ModelPart, ModelShape, Role};
 
 /// Returns the sizes of a model.
@@ -32,7 +32,7 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
         matrices,
         embedding: table,
         others,
-        others_met: others.saturating_sub(looked_up(config)),
+        others_met: others.saturating_sub(unmet(config)),
         caches: caches(config),
         state_bytes: state_bytes(config),
         state_parts: state_parts(config),
@@ -41,12 +41,17 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
     }
 }
 
-/// Weights outside of embedding and head of which a token reads a row: embeddings of layers, learned positions.
-fn looked_up(config: &ModelConfig) -> u64 {
+/// Weights that no recipe quantizes and that a token does not meet: all but a row of embeddings of layers and of learned positions,
+/// biases of experts.
+fn unmet(config: &ModelConfig) -> u64 {
     let inputs = config.by_layer.inputs.map_or(0, |inputs| inputs.vocabulary * inputs.width);
     let positions =
         if config.learned_positions { config.max_position_embeddings * config.hidden_size } else { 0 };
-    (inputs * config.num_hidden_layers + positions) as u64
+    let of_expert = |role: &TensorRole| matches!(role, TensorRole::Bias { kind, .. } if part_of(*kind) == ModelPart::Experts);
+    let tensors = config.tensors();
+    let biases = tensors.iter().filter(|tensor| of_expert(&tensor.role));
+    let biases: usize = biases.map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+    (inputs * config.num_hidden_layers + positions + biases) as u64
 }
 
 /// Part of a layer that a linear layer belongs to.
@@ -244,5 +249,36 @@ mod tests {
         assert!(windowed > 20 && read.tied, "{:?}", read.caches);
         let kv = Kv::named("f16").unwrap();
         assert!(kv.bytes_of_sequence(&read, 32_768) < 0.3 * 32_768.0 * kv.bytes_per_token(&read));
+    }
+
+    fn tiny(name: &str) -> ModelShape {
+        let file = format!("{}/../../tests/data/tiny/{name}/config.json", env!("CARGO_MANIFEST_DIR"));
+        shape(&serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap())
+    }
+
+    /// 4 heads, a latent of 12 + 4, an index of 2 heads of 8 elements for 2048 tokens; MLP and expert have a down projection.
+    #[test]
+    fn indexes_and_roles_are_seen() {
+        let read = tiny("deepseek-v32");
+        let cache = &read.caches[0];
+        assert_eq!(cache.index, Some(Index { chosen: 2048, width: 8, queries: 16 }));
+        assert_eq!((cache.keys, cache.queries, cache.expanded), (24, 64, None));
+        let down: u64 = read.matrices.iter().filter(|m| m.role == Role::Down).map(|m| m.count).sum();
+        // One dense MLP, and in the other layer six experts and a shared one.
+        assert_eq!((down, read.expert_layers()), (8, 1));
+        // Without an index: heads of 6 + 4 and of 8.
+        let cache = &tiny("kimi-k2").caches[0];
+        assert!(cache.index.is_none() && cache.expanded.is_some());
+    }
+
+    /// Biases of 4 experts, 2 × 16 + 32 in each of 2 layers, are not met; embeddings of layers are looked up.
+    #[test]
+    fn weights_that_a_token_does_not_meet_are_left_out() {
+        let read = tiny("gpt-oss");
+        assert_eq!(read.others - read.others_met, 2 * 4 * (2 * 16 + 32));
+        let read = tiny("gemma3n");
+        assert!(read.others_met < read.others);
+        let read = tiny("qwen3-qknorm");
+        assert_eq!(read.others_met, read.others);
     }
 }

@@ -268,6 +268,9 @@ impl Kv {
 
     /// Bytes of `elements` values of one token in `heads` heads, scales included.
     pub fn bytes(&self, heads: usize, elements: usize) -> f64 {
+        if elements == 0 {
+            return 0.0;
+        }
         let Ok(scheme) = parse_activation(self.scheme) else { return 2.0 * elements as f64 };
         let scheme = scheme.with_half_scales();
         // A scale per tensor is none per token.
@@ -390,5 +393,9 @@ mod tests {
         assert!((bits("W8A8 FP8") - (8.0 + 16.0 / 4096.0)).abs() < 1e-9);
         let kv = |name: &str| Kv::named(name).unwrap().bytes(8, 1024);
         assert_eq!((kv("f16"), kv("fp8"), kv("int8"), kv("int4")), (2048.0, 1024.0, 1040.0, 532.0));
+        // A latent of 576 elements is one vector, with one scale and zero point: 288 + 2 + 0.5. It has no values.
+        let latent = &ModelShape::named("DeepSeek-V3").unwrap().caches[0];
+        assert_eq!(Kv::named("int4").unwrap().bytes_of_token(latent), 290.5);
+        assert_eq!(Kv::named("int8").unwrap().bytes_of_token(latent), 578.0);
     }
 }
