@@ -231,7 +231,7 @@ class Case:
         cached = sum(self.read(scheme, t) for t in earlier)
         if self.by == "tensor":
             cached *= prompts
-        attention = sum(c.operations(tokens, True) for c in model.caches)
+        attention = sum(c.operations(tokens, True, self.device.maker != "cpu") for c in model.caches)
         attention *= prompts * tokens / parts
         work = dict(linear=linear, others=others, head=head, cache=filling * cached, attention=filling * attention,
                     tokens=prompts * tokens / chunks, head_tokens=prompts)
@@ -434,7 +434,7 @@ def cases(every):
         case("gemma2-9b", "h100", context=8192, prefill=7000, batch=16), case("gemma3-12b", "l40s", **wide),
         case("gemma3-12b", "h100", n=4, batch=64, kv="fp8"), case("qwen3-8b", "b300", batch=128),
         case("qwen2-57b-a14b", "h100", n=4, by="data", batch=64), case("deepseek-v2-lite", "rtx4090", **wide),
-        case("deepseek-v2-lite", "a100", n=8, batch=32), case("qwen3-next", "h200", batch=32, **wide),
+        case("deepseek-v2-lite", "a100", n=8, batch=32), case("deepseek-v2-lite", "cpu", kv="f16"), case("qwen3-next", "h200", batch=32, **wide),
         case("qwen3-next", "h100", n=4, batch=32),
         case("deepseek-v3.2", "h200", n=8, by="data", batch=64, kv="f16", **wide),
         case("deepseek-v3.2", "b200", n=8, batch=4, context=65_536, prefill=60_000, decode=1000),

@@ -50,13 +50,13 @@ class Cache:
     def attended(self, tokens):
         return min(self.held(tokens), self.chosen or tokens)
 
-    def operations(self, tokens, prompt):
+    def operations(self, tokens, prompt, expands=True):
         """Operations of the scores, the weighted values and the index of one query in one layer after `tokens` tokens, or the
         mean of a prompt of so many."""
         mean = lambda limit: limit - limit * limit / (2 * tokens) if prompt else limit
         key, value = self.key, self.value
         if self.latent:
-            expands = prompt and not self.chosen
+            expands = expands and prompt and not self.chosen
             key, value = (self.head_key, self.head_value) if expands else (self.key - self.index, self.latent)
         scores = 2 * self.queries * (key + value) * mean(self.attended(tokens))
         return self.layers * (scores + 2 * self.index_queries * self.index * mean(tokens))

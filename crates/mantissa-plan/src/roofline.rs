@@ -243,13 +243,15 @@ impl Setup<'_> {
             _ if self.split.by.divides_sequences() => (stages, stages, 1.0),
             _ => (1.0, stages, 1.0),
         };
+        // mantissa's kernels attend to latents in prompts too.
+        let expands = self.device.maker != Maker::Cpu;
         let chunk = prompts * n / chunks;
         let products = [self.linears(chunk, chunks), self.others(chunk, chunks), self.head(prompts)];
         let work = Work {
             products: products.map(|product| product.times(filling)),
             // Keys and values of earlier chunks are read again.
             cache: filling * prompts * (chunks - 1.0) / 2.0 * self.cache_reads(tokens),
-            attention: filling * prompts * n * self.shape.prompt_attention_operations(n),
+            attention: filling * prompts * n * self.shape.prompt_attention_operations(n, expands),
             devices,
             exchange: self.exchange_seconds(prompts * n, chunks),
         };

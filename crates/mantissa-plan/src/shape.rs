@@ -246,10 +246,12 @@ impl ModelShape {
         self.caches.iter().map(of).sum()
     }
 
-    /// Operations of the attention for one of `tokens` tokens of a prompt, the mean of all.
-    pub fn prompt_attention_operations(&self, tokens: f64) -> f64 {
+    /// Operations of the attention for one of `tokens` tokens of a prompt, the mean of all; with `expands`, latents are expanded to
+    /// keys and values of each head.
+    pub fn prompt_attention_operations(&self, tokens: f64, expands: bool) -> f64 {
         let of = |c: &CacheLayers| {
-            let widths = c.expanded.map_or([c.queries, c.attended], |wide| [wide.queries, wide.values]);
+            let expanded = c.expanded.filter(|_| expands);
+            let widths = expanded.map_or([c.queries, c.attended], |wide| [wide.queries, wide.values]);
             c.operations(widths, mean_seen(tokens, c.limit()), mean_seen(tokens, None))
         };
         self.caches.iter().map(of).sum()
@@ -534,7 +536,7 @@ mod tests {
         let queries = 2.0 * 2.0 * 64.0 * 64.0;
         assert_eq!(shape.attention_operations(1000.0), 18.0 * queries * 1128.0);
         // Of 1000 causal tokens the last 872 see 128, the first 128 half as many on average: 128 - 128² / 2000 = 119.808.
-        assert_eq!(shape.prompt_attention_operations(1000.0), 18.0 * queries * (500.0 + 119.808));
+        assert_eq!(shape.prompt_attention_operations(1000.0, true), 18.0 * queries * (500.0 + 119.808));
     }
 
     /// DeepSeek-V3, 128 heads: in decoding a query of 576 elements scores a latent and sums 512 of it; in a prompt keys have 192
@@ -543,7 +545,9 @@ mod tests {
     fn a_prompt_expands_latents() {
         let shape = family("DeepSeek-V3");
         assert_eq!(shape.attention_operations(100.0), 61.0 * 2.0 * 128.0 * (576.0 + 512.0) * 100.0);
-        assert_eq!(shape.prompt_attention_operations(200.0), 61.0 * 2.0 * 128.0 * (192.0 + 128.0) * 100.0);
+        let prompt = |expands| shape.prompt_attention_operations(200.0, expands);
+        assert_eq!(prompt(true), 61.0 * 2.0 * 128.0 * (192.0 + 128.0) * 100.0);
+        assert_eq!(prompt(false), shape.attention_operations(100.0));
         assert_eq!((shape.expert_layers(), family("8B").expert_layers()), (58, 0));
     }
 }

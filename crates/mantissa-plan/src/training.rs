@@ -401,7 +401,7 @@ pub fn operations_per_token(
         Trained::All => (3.0, 0.0),
         Trained::Adapters { rank, .. } => (2.0, active_adapter_parameters(shape, rank)),
     };
-    let attention = shape.prompt_attention_operations(sequence as f64);
+    let attention = shape.prompt_attention_operations(sequence as f64, true);
     (weights + again) * (shape.operations_per_token() + shape.other_operations())
         + weights * shape.head_operations()
         + (3.0 + again) * (attention + 2.0 * adapters)
