@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{LinearKind, ModelConfig, Role as TensorRole};
+use mantissa_model::{LinearKind, ModelConfig};
 use mantissa_plan::shape::{CacheLayers, Expanded, Index, Matrices, ModelPart, ModelShape, Role};
 
 /// Returns the sizes of a model.
@@ -47,10 +47,9 @@ fn unmet(config: &ModelConfig) -> u64 {
     let inputs = config.by_layer.inputs.map_or(0, |inputs| inputs.vocabulary * inputs.width);
     let positions =
         if config.learned_positions { config.max_position_embeddings * config.hidden_size } else { 0 };
-    let of_expert = |role: &TensorRole| matches!(role, TensorRole::Bias { kind, .. } if part_of(*kind) == ModelPart::Experts);
-    let tensors = config.tensors();
-    let biases = tensors.iter().filter(|tensor| of_expert(&tensor.role));
-    let biases: usize = biases.map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+    let of_experts =
+        config.decoder_linears().filter(|info| info.bias && part_of(info.kind) == ModelPart::Experts);
+    let biases: usize = of_experts.map(|info| info.rows).sum();
     (inputs * config.num_hidden_layers + positions + biases) as u64
 }
 
