@@ -4,7 +4,7 @@
     bench/plan_check.py MANTISSA [--all] [--only TEXT] [--verbose]
 
 Shares no code and no table with the program: shapes come from the models' published configs, bytes from the definitions
-of the formats, times from the definitions in docs/guide/plan.md. Only memory, bandwidths, links and peaks of a device
+of the formats, times from the definitions in docs/explain/plan.md. Only memory, bandwidths, links and peaks of a device
 are read from the program's own report. Prints a line for each figure that differs and a closing count.
 """
 
