@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::{LinearKind, ModelConfig};
-use mantissa_plan::shape::{CacheLayers, Matrices, ModelPart, ModelShape};
+use mantissa_plan::shape::{CacheLayers, Expanded, Index, Matrices, ModelPart, ModelShape, Role};
 
 /// Returns the sizes of a model.
 pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
@@ -13,6 +13,7 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
     let linear: u64 = matrices.iter().map(Matrices::weights).sum();
     let table = (config.vocab_size * config.hidden_size) as u64;
     let head = if config.tie_word_embeddings { 0 } else { table };
+    let others = all.saturating_sub(linear + table + head);
     let experts = config.experts.as_ref().map_or(0, |experts| {
         let shared = experts.shared.as_ref().map_or(0, |shared| shared.width);
         experts.per_token * experts.width + shared
@@ -30,13 +31,26 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
         tied: config.tie_word_embeddings,
         matrices,
         embedding: table,
-        others: all.saturating_sub(linear + table + head),
+        others,
+        others_met: others.saturating_sub(unmet(config)),
         caches: caches(config),
         state_bytes: state_bytes(config),
         state_parts: state_parts(config),
         experts: config.experts.as_ref().map_or(0, |experts| u64::from(experts.count)),
         assumed: None,
     }
+}
+
+/// Weights that no recipe quantizes and that a token does not meet: all but a row of embeddings of layers and of learned positions,
+/// biases of experts.
+fn unmet(config: &ModelConfig) -> u64 {
+    let inputs = config.by_layer.inputs.map_or(0, |inputs| inputs.vocabulary * inputs.width);
+    let positions =
+        if config.learned_positions { config.max_position_embeddings * config.hidden_size } else { 0 };
+    let of_experts =
+        config.decoder_linears().filter(|info| info.bias && part_of(info.kind) == ModelPart::Experts);
+    let biases: usize = of_experts.map(|info| info.rows).sum();
+    (inputs * config.num_hidden_layers + positions + biases) as u64
 }
 
 /// Part of a layer that a linear layer belongs to.
@@ -55,14 +69,20 @@ fn part_of(kind: LinearKind) -> ModelPart {
     }
 }
 
-/// Groups the linear layers by part and shape.
+/// Projection of a linear layer, as far as file types of llama.cpp distinguish them.
+fn role_of(kind: LinearKind) -> Role {
+    let named = [(LinearKind::V, Role::Value), (LinearKind::O, Role::Output), (LinearKind::Down, Role::Down)];
+    named.into_iter().find(|(of, _)| *of == kind.dense()).map_or(Role::Other, |(_, role)| role)
+}
+
+/// Groups the linear layers by part, projection and shape.
 fn matrices(config: &ModelConfig) -> Vec<Matrices> {
-    let mut groups: BTreeMap<(u8, usize, usize), Matrices> = BTreeMap::new();
+    let mut groups: BTreeMap<(u8, Role, usize, usize), Matrices> = BTreeMap::new();
     for info in config.decoder_linears() {
-        let part = part_of(info.kind);
-        let key = (part as u8, info.rows, info.cols);
-        let entry = groups.entry(key);
-        let group = entry.or_insert(Matrices { part, rows: info.rows, cols: info.cols, count: 0, active: 0 });
+        let (part, role) = (part_of(info.kind), role_of(info.kind));
+        let (rows, cols) = (info.rows, info.cols);
+        let entry = groups.entry((part as u8, role, rows, cols));
+        let group = entry.or_insert(Matrices { part, role, rows, cols, count: 0, active: 0 });
         group.count += 1;
     }
     let active = |group: Matrices| {
@@ -102,6 +122,12 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
     if let Some(latent) = &config.latent {
         let width = latent.kv_rank + latent.rotated;
         let heads = config.num_attention_heads;
+        let expanded =
+            Expanded { queries: heads * (latent.rotated + latent.unrotated), values: heads * latent.value };
+        let choice = config.indexer.as_ref().map(|indexer| {
+            let queries = if index > 0 { indexer.heads * indexer.dim } else { 0 };
+            Index { chosen: indexer.chosen, width: index, queries }
+        });
         return CacheLayers {
             layers: 1,
             readers: 1,
@@ -112,6 +138,9 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
             queries: heads * width,
             attended: heads * latent.kv_rank,
             window,
+            // Chosen tokens are attended to as they are cached, in a prompt too.
+            expanded: choice.is_none().then_some(expanded),
+            index: choice,
         };
     }
     let heads = config.heads(layer);
@@ -126,6 +155,8 @@ fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
         queries,
         attended: queries,
         window,
+        expanded: None,
+        index: None,
     }
 }
 
@@ -217,5 +248,36 @@ mod tests {
         assert!(windowed > 20 && read.tied, "{:?}", read.caches);
         let kv = Kv::named("f16").unwrap();
         assert!(kv.bytes_of_sequence(&read, 32_768) < 0.3 * 32_768.0 * kv.bytes_per_token(&read));
+    }
+
+    fn tiny(name: &str) -> ModelShape {
+        let file = format!("{}/../../tests/data/tiny/{name}/config.json", env!("CARGO_MANIFEST_DIR"));
+        shape(&serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap())
+    }
+
+    /// 4 heads, a latent of 12 + 4, an index of 2 heads of 8 elements for 2048 tokens; MLP and expert have a down projection.
+    #[test]
+    fn indexes_and_roles_are_seen() {
+        let read = tiny("deepseek-v32");
+        let cache = &read.caches[0];
+        assert_eq!(cache.index, Some(Index { chosen: 2048, width: 8, queries: 16 }));
+        assert_eq!((cache.keys, cache.queries, cache.expanded), (24, 64, None));
+        let down: u64 = read.matrices.iter().filter(|m| m.role == Role::Down).map(|m| m.count).sum();
+        // One dense MLP, and in the other layer six experts and a shared one.
+        assert_eq!((down, read.expert_layers()), (8, 1));
+        // Without an index: heads of 6 + 4 and of 8.
+        let cache = &tiny("kimi-k2").caches[0];
+        assert!(cache.index.is_none() && cache.expanded.is_some());
+    }
+
+    /// Biases of 4 experts, 2 × 16 + 32 in each of 2 layers, are not met; embeddings of layers are looked up.
+    #[test]
+    fn weights_that_a_token_does_not_meet_are_left_out() {
+        let read = tiny("gpt-oss");
+        assert_eq!(read.others - read.others_met, 2 * 4 * (2 * 16 + 32));
+        let read = tiny("gemma3n");
+        assert!(read.others_met < read.others);
+        let read = tiny("qwen3-qknorm");
+        assert_eq!(read.others_met, read.others);
     }
 }

@@ -36,7 +36,7 @@ impl Inference {
 
 /// Bytes of the linear layers.
 pub fn linear_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
-    let of = |m: &crate::shape::Matrices| m.count as f64 * precision.matrix_bytes(m.rows, m.cols);
+    let of = |m: &crate::shape::Matrices| m.count as f64 * precision.matrix_bytes(shape, m);
     shape.matrices.iter().map(of).sum()
 }
 
@@ -57,11 +57,13 @@ pub fn table_bytes(shape: &ModelShape, precision: &Precision, split: Split) -> f
 pub fn activation_bytes(shape: &ModelShape, context: u64, batch: u64, split: Split) -> f64 {
     let own = split.sequences(batch);
     let chunk = CHUNK.min(context.saturating_mul(own)) as f64;
-    // Residual stream, its normed copy, q, k, v, attended values; gate, up and their product: 2 bytes each. Tensor
+    // Residual stream, its normed copy, q, k, v, attended values, latents; gate, up and their product: 2 bytes each. Tensor
     // parallelism divides what follows a matrix, not the stream.
     let width = |c: &CacheLayers| {
         let c = split.cache(c);
-        c.queries + c.keys + c.values + c.attended
+        c.expanded.map_or(c.queries + c.keys + c.values + c.attended, |wide| {
+            2 * (wide.queries + wide.values) + c.keys
+        })
     };
     let widest = shape.caches.iter().map(width).max().unwrap_or(0);
     let inner =
@@ -81,7 +83,7 @@ pub fn inference(
     split: Split,
 ) -> Inference {
     let linears = |m: &crate::shape::Matrices| {
-        split.weights(shape, m) * m.count as f64 * precision.matrix_bytes(m.rows, m.cols)
+        split.weights(shape, m) * m.count as f64 * precision.matrix_bytes(shape, m)
     };
     Inference {
         linears: shape.matrices.iter().map(linears).sum(),

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use crate::shape::{CacheLayers, Matrices, ModelPart, ModelShape};
+use crate::shape::{CacheLayers, Expanded, Matrices, ModelPart, ModelShape};
 
 /// Part of the work that each device takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -100,6 +100,14 @@ impl Split {
         }
     }
 
+    /// Time of the fullest of the stages of a pipeline over that of the mean one, for which the others wait; 1 for other ways.
+    pub(crate) fn waiting(&self, shape: &ModelShape) -> f64 {
+        match self.by {
+            Parallel::Pipeline => self.n() * self.layers(shape),
+            _ => 1.0,
+        }
+    }
+
     /// Share of these matrices that one device holds, the most of any.
     pub fn weights(&self, shape: &ModelShape, matrices: &Matrices) -> f64 {
         let experts = matrices.part == ModelPart::Experts;
@@ -153,6 +161,9 @@ impl Split {
             values: part(cache.values),
             queries: cache.queries.div_ceil(n),
             attended: cache.attended.div_ceil(n),
+            expanded: cache
+                .expanded
+                .map(|wide| Expanded { queries: wide.queries.div_ceil(n), values: wide.values.div_ceil(n) }),
             ..cache.clone()
         }
     }
@@ -228,6 +239,8 @@ mod tests {
                 queries: 4096,
                 attended: 4096,
                 window: None,
+                expanded: None,
+                index: None,
             };
             let part = Split { devices, by: Parallel::Tensor }.cache(&cache);
             assert_eq!((part.keys, part.values), (part.heads * 128, part.heads * 128));

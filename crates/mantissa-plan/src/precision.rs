@@ -2,6 +2,8 @@
 //!
 //! KL figures come from [`figures`].
 
+mod file_type;
+
 use std::sync::LazyLock;
 
 use mantissa_num::format::Format;
@@ -12,7 +14,8 @@ use serde::Serialize;
 use crate::figures;
 use crate::hardware::Maker;
 use crate::parallel::Split;
-use crate::shape::ModelShape;
+use crate::shape::{Matrices, ModelShape};
+use file_type::{Mixture, stored_type};
 
 /// Precision of weights and inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -25,11 +28,11 @@ pub struct Precision {
     pub weights: &'static str,
     /// Scheme of the inputs; `None` leaves them in 16 bits.
     pub inputs: Option<&'static str>,
-    /// Stored bits per weight where a recipe mixes types, or its format stores more than the scheme.
+    /// Stored bits per weight where the format stores more than the scheme.
     pub bits: Option<f64>,
-    /// Wider type that a recipe mixes with that of `weights`.
+    /// Types that a file type of llama.cpp mixes with that of `weights`.
     #[serde(skip)]
-    pub wider: Option<&'static str>,
+    pub mixture: Mixture,
     /// Schemes of embedding and head; `None` leaves them in bf16.
     pub tables: Option<[&'static str; 2]>,
     /// Checkpoint format.
@@ -46,7 +49,7 @@ const BASE: Precision = Precision {
     weights: "bf16",
     inputs: None,
     bits: None,
-    wider: None,
+    mixture: &[],
     tables: None,
     convention: "dense",
     kl: [Some(0.0), Some(0.0)],
@@ -65,31 +68,14 @@ const fn gguf(
     Precision { tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
 }
 
-/// Returns a precision of which a part is stored in a wider type, so that `bits` are stored on average.
-const fn mixed(precision: Precision, wider: &'static str, bits: f64) -> Precision {
-    Precision { bits: Some(bits), wider: Some(wider), ..precision }
+/// Returns a precision of which some matrices are stored in other types.
+const fn mixed(precision: Precision, mixture: Mixture) -> Precision {
+    Precision { mixture, ..precision }
 }
 
 /// Returns a precision as MLX stores it: an f16 scale and bias for 64 weights (mlx `affine_quantize`).
 const fn mlx(name: &'static str, recipe: &'static str, weights: &'static str, bits: f64) -> Precision {
     Precision { bits: Some(bits + 0.5), convention: "mlx", ..row(name, recipe, weights) }
-}
-
-/// Returns the type that llama.cpp stores in place of one whose blocks of 256 do not divide the rows (llama.cpp
-/// src/llama-quant.cpp, `tensor_type_fallback`): one with blocks of 32, or f16 where those do not divide them either.
-fn stored_type(name: &'static str, cols: usize) -> &'static str {
-    let narrow = match name {
-        "q2_k" | "q3_k" | "iq4_xs" => "iq4_nl",
-        "q4_k" => "q5_0",
-        "q5_k" => "q5_1",
-        "q6_k" => "q8_0",
-        other => other,
-    };
-    match (cols % 256, cols % 32) {
-        (0, _) => name,
-        (_, 0) => narrow,
-        _ => "f16",
-    }
 }
 
 /// Every candidate, from many bits to few, with its figures.
@@ -107,9 +93,9 @@ const ROWS: [Precision; 21] = [
     mlx("MLX 6-bit", "rtn-int6-g64-asym:minmax", "int6-g64-asym:minmax", 6.0),
     gguf("Q6_K", "q6_k", "q6_k", ["q6_k", "q6_k"]),
     mlx("MLX 5-bit", "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax", 5.0),
-    mixed(gguf("Q5_K_M", "q5_k_m", "q5_k", ["q5_k", "q6_k"]), "q6_k", 5.655),
-    mixed(gguf("Q4_K_M", "q4_k_m", "q4_k", ["q4_k", "q6_k"]), "q6_k", 4.801),
-    gguf("IQ4_XS", "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]),
+    mixed(gguf("Q5_K_M", "q5_k_m", "q5_k", ["q5_k", "q6_k"]), file_type::MORE_BITS),
+    mixed(gguf("Q4_K_M", "q4_k_m", "q4_k", ["q4_k", "q6_k"]), file_type::MORE_BITS),
+    mixed(gguf("IQ4_XS", "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]), file_type::IQ4_XS),
     mlx("MLX 4-bit", "hqq-int4-g64", "int4-g64-asym:minmax", 4.0),
     row("W4A16 NVFP4", "scalesweep-gptaq-nvfp4", "nvfp4"),
     Precision { inputs: Some("nvfp4"), ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4") },
@@ -117,8 +103,8 @@ const ROWS: [Precision; 21] = [
     row("W4A16 MXFP4", "mxfp4", "mxfp4"),
     Precision { convention: "bitsandbytes", ..row("W4A16 NF4", "nf4", "nf4") },
     row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym"),
-    mixed(gguf("Q3_K_M", "q3_k_m", "q3_k", ["q3_k", "q6_k"]), "q4_k", 3.846),
-    mixed(gguf("Q2_K", "q2_k", "q2_k", ["q2_k", "q6_k"]), "q3_k", 2.930),
+    mixed(gguf("Q3_K_M", "q3_k_m", "q3_k", ["q3_k", "q6_k"]), file_type::Q3_K_M),
+    mixed(gguf("Q2_K", "q2_k", "q2_k", ["q2_k", "q6_k"]), file_type::Q2_K),
 ];
 
 /// Text of a scheme of this crate that does not parse: a bug, which a test excludes.
@@ -166,26 +152,19 @@ impl Precision {
         figures::larger(self.kl)
     }
 
-    /// Bytes of one matrix of these rows and columns, scales included.
-    pub fn matrix_bytes(&self, rows: usize, cols: usize) -> f64 {
-        let weights = (rows * cols) as f64;
-        let of = |name| format_of(name).bits_per_weight(1, cols.max(1));
+    /// Mean bytes of one of these matrices of a model, scales included.
+    pub fn matrix_bytes(&self, shape: &ModelShape, matrices: &Matrices) -> f64 {
+        let (rows, cols) = (matrices.rows, matrices.cols);
         match self.bits {
-            _ if self.convention == "gguf" && !cols.is_multiple_of(256) => {
-                let bits = of(stored_type(self.weights, cols));
-                let wider = self.wider.map_or(bits, |name| of(stored_type(name, cols)));
-                weights * (bits + (wider - bits) * self.wider_share()) / 8.0
+            _ if self.convention == "gguf" => {
+                let of = |name| format_of(stored_type(name, cols)).bits_per_weight(1, cols.max(1));
+                let types = file_type::types(self.weights, self.mixture, shape, matrices.role);
+                let bits: f64 = types.map(|(name, share)| share * of(name)).sum();
+                (rows * cols) as f64 * bits / 8.0
             }
-            Some(bits) => weights * bits / 8.0,
+            Some(bits) => (rows * cols) as f64 * bits / 8.0,
             None => self.weight_format().total_bits(rows, cols) as f64 / 8.0,
         }
-    }
-
-    /// Share of the weights that are stored in the wider type of a mixture.
-    fn wider_share(&self) -> f64 {
-        let of = |name| format_of(name).bits_per_weight(1, 256);
-        let own = of(self.weights);
-        self.wider.zip(self.bits).map_or(0.0, |(wider, bits)| (bits - own) / (of(wider) - own))
     }
 
     /// True if a plan offers it on devices of a maker: MLX is for Apple's.
@@ -289,6 +268,9 @@ impl Kv {
 
     /// Bytes of `elements` values of one token in `heads` heads, scales included.
     pub fn bytes(&self, heads: usize, elements: usize) -> f64 {
+        if elements == 0 {
+            return 0.0;
+        }
         let Ok(scheme) = parse_activation(self.scheme) else { return 2.0 * elements as f64 };
         let scheme = scheme.with_half_scales();
         // A scale per tensor is none per token.
@@ -329,6 +311,7 @@ impl Kv {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::shape::{ModelPart, Role};
 
     #[test]
     fn every_scheme_parses() {
@@ -361,26 +344,38 @@ mod tests {
         }
     }
 
-    /// Rows of 896 (Qwen2.5-0.5B): 256 does not divide them. Q4_K is stored as Q5_0 (5.5 bits), Q6_K as Q8_0 (8.5), Q5_K as
-    /// Q5_1 (6), the rest as IQ4_NL (4.5): llama.cpp's `tensor_type_fallback`. Q4_K_M has (4.801 - 4.5) / (6.5625 - 4.5) =
-    /// 14.6 % in Q6_K: 5.5 + 3 × .146 = 5.938. Rows of 80 take f16.
+    fn bits_of(name: &str, rows: usize, cols: usize, role: Role) -> f64 {
+        let matrix = Matrices { part: ModelPart::Mlp, role, rows, cols, count: 1, active: 1 };
+        let shape = ModelShape::named("Llama-3.1-8B").unwrap();
+        8.0 * Precision::named(name).unwrap().matrix_bytes(&shape, &matrix) / (rows * cols) as f64
+    }
+
+    /// Llama-3.1-8B has 32 layers and four query heads to a key head. Q4_K_M and Q5_K_M store `down` in Q6_K in layers 0 to 3,
+    /// 28 to 31, and every third of the others: 16 of 32. IQ4_XS stores it in Q5_K in the first 4, Q3_K_M in Q5_K in the first 2
+    /// and in Q4_K in the rest, Q2_K in Q3_K (llama.cpp, `llama_tensor_get_type`). Rows of 896 (Qwen2.5-0.5B): 256 does not
+    /// divide them; Q4_K is stored as Q5_0 (5.5 bits), Q6_K as Q8_0 (8.5), Q5_K as Q5_1 (6), the rest as IQ4_NL (4.5):
+    /// `tensor_type_fallback`. Rows of 80 take f16.
     #[test]
-    fn rows_that_256_does_not_divide_are_stored_wider() {
-        let bits = |name: &str, cols: usize| {
-            8.0 * Precision::named(name).unwrap().matrix_bytes(64, cols) / (64 * cols) as f64
-        };
-        for (name, divided, not) in [
-            ("Q8_0", 8.5, 8.5),
-            ("Q6_K", 6.5625, 8.5),
-            ("Q4_K_M", 4.801, 5.5 + 3.0 * (4.801 - 4.5) / 2.0625),
-            ("Q5_K_M", 5.655, 6.0 + 2.5 * (5.655 - 5.5) / 1.0625),
-            ("IQ4_XS", 4.25, 4.5),
-            ("Q3_K_M", 3.846, 4.5 + (3.846 - 3.4375) / 1.0625),
-            ("Q2_K", 2.93, 4.5),
+    fn file_types_mix_types_and_store_ragged_rows_wider() {
+        for (name, plain, down, ragged, ragged_down) in [
+            ("Q8_0", 8.5, 8.5, 8.5, 8.5),
+            ("Q6_K", 6.5625, 6.5625, 8.5, 8.5),
+            ("Q5_K_M", 5.5, (5.5 + 6.5625) / 2.0, 6.0, (6.0 + 8.5) / 2.0),
+            ("Q4_K_M", 4.5, (4.5 + 6.5625) / 2.0, 5.5, (5.5 + 8.5) / 2.0),
+            ("IQ4_XS", 4.25, (28.0 * 4.25 + 4.0 * 5.5) / 32.0, 4.5, (28.0 * 4.5 + 4.0 * 6.0) / 32.0),
+            ("Q3_K_M", 3.4375, (2.0 * 5.5 + 30.0 * 4.5) / 32.0, 4.5, (2.0 * 6.0 + 30.0 * 5.5) / 32.0),
+            ("Q2_K", 2.625, 3.4375, 4.5, 4.5),
         ] {
-            assert!((bits(name, 4096) - divided).abs() < 1e-9, "{name}: {}", bits(name, 4096));
-            assert!((bits(name, 896) - not).abs() < 1e-9, "{name}: {}", bits(name, 896));
-            assert!((bits(name, 80) - 16.0).abs() < 1e-9, "{name}: {}", bits(name, 80));
+            let found = [(4096, Role::Other), (4096, Role::Down), (896, Role::Other), (896, Role::Down)]
+                .map(|(cols, role)| bits_of(name, 64, cols, role));
+            for (found, right) in found.into_iter().zip([plain, down, ragged, ragged_down]) {
+                assert!((found - right).abs() < 1e-9, "{name}: {found} {right}");
+            }
+            assert_eq!(bits_of(name, 64, 80, Role::Down), 16.0, "{name}");
+        }
+        // Values: four query heads share a key head.
+        for (name, bits) in [("IQ4_XS", 5.5), ("Q2_K", 4.5), ("Q6_K", 6.5625)] {
+            assert_eq!(bits_of(name, 64, 4096, Role::Value), bits, "{name}");
         }
         // The head of 896 columns: Q8_0 in place of Q6_K.
         let head = Precision::named("Q4_K_M").unwrap().table_bytes(1, 896 * 1000, 896);
@@ -389,8 +384,7 @@ mod tests {
 
     #[test]
     fn bytes_count_scales() {
-        let bits =
-            |name: &str| 8.0 * Precision::named(name).unwrap().matrix_bytes(4096, 4096) / 4096f64.powi(2);
+        let bits = |name: &str| bits_of(name, 4096, 4096, Role::Other);
         assert_eq!(bits("BF16"), 16.0);
         assert!((bits("W4A16 INT4") - 4.15625).abs() < 1e-9);
         assert!((bits("W4A16 MXFP4") - 4.25).abs() < 1e-9);
@@ -399,5 +393,9 @@ mod tests {
         assert!((bits("W8A8 FP8") - (8.0 + 16.0 / 4096.0)).abs() < 1e-9);
         let kv = |name: &str| Kv::named(name).unwrap().bytes(8, 1024);
         assert_eq!((kv("f16"), kv("fp8"), kv("int8"), kv("int4")), (2048.0, 1024.0, 1040.0, 532.0));
+        // A latent of 576 elements is one vector, with one scale and zero point: 288 + 2 + 0.5. It has no values.
+        let latent = &ModelShape::named("DeepSeek-V3").unwrap().caches[0];
+        assert_eq!(Kv::named("int4").unwrap().bytes_of_token(latent), 290.5);
+        assert_eq!(Kv::named("int8").unwrap().bytes_of_token(latent), 578.0);
     }
 }

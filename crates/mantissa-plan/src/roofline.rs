@@ -68,7 +68,7 @@ pub struct Setup<'a> {
     pub reduce_bits: f64,
 }
 
-/// Product of all linear layers, or of the head, in a step.
+/// Product of all linear layers, of what is not quantized, or of the head, in a step.
 struct Product<'a> {
     /// Scheme of the weights.
     scheme: &'a str,
@@ -93,8 +93,8 @@ impl Product<'_> {
 
 /// Work of a step.
 struct Work<'a> {
-    /// Linear layers, and head.
-    products: [Product<'a>; 2],
+    /// Linear layers, what is not quantized, and head.
+    products: [Product<'a>; 3],
     /// Bytes of keys, values and states.
     cache: f64,
     /// Operations of the attention.
@@ -133,7 +133,13 @@ impl Setup<'_> {
         };
         let of = |c: &CacheLayers| {
             let part = self.split.cache(c);
-            (c.readers * c.held(depth)) as f64 * self.kv.bytes_of_token(&part)
+            let (held, all) = (c.held(depth), self.kv.bytes_of_token(&part));
+            // An index is read for every token, the rest for those that it chooses.
+            let read = c.index.map_or(held as f64 * all, |index| {
+                let own = self.kv.bytes(1, index.width);
+                held as f64 * own + held.min(index.chosen as u64) as f64 * (all - own)
+            });
+            c.readers as f64 * read
         };
         let state = match self.split.by {
             Parallel::Tensor => self.split.state(self.shape),
@@ -152,9 +158,23 @@ impl Setup<'_> {
         Product {
             scheme: self.precision.weights,
             unit: self.execution().unit,
-            bytes: times * sum(&|m| self.precision.matrix_bytes(m.rows, m.cols)),
+            bytes: times * sum(&|m| self.precision.matrix_bytes(self.shape, m)),
             weights: times * sum(&|m| (m.rows * m.cols) as f64),
             met: times * tokens * self.shape.operations_per_token() / 2.0,
+            tokens,
+        }
+    }
+
+    /// Products with what no recipe quantizes, in a step of `tokens` tokens that repeats `times` times.
+    fn others(&self, tokens: f64, times: f64) -> Product<'_> {
+        let weights = self.shape.others_met as f64;
+        let read = times * self.split.readers(ModelPart::Mlp) * weights;
+        Product {
+            scheme: "bf16",
+            unit: self.device.half(),
+            bytes: 2.0 * read,
+            weights: read,
+            met: times * tokens * weights,
             tokens,
         }
     }
@@ -184,8 +204,13 @@ impl Setup<'_> {
         let (batch, tokens) = (batch.max(1), tokens.max(1));
         let all = (batch * tokens) as f64;
         let (sequences, devices) = match self.split.by {
-            // Every device works on another group of sequences at a time, one after another through all devices.
-            Parallel::Pipeline => (batch.div_ceil(self.split.devices.max(1)), 1.0),
+            // Every device works on another group of sequences at a time, one after another through all devices. With a group
+            // for each, they wait for the fullest one.
+            Parallel::Pipeline => {
+                let full = batch >= self.split.devices;
+                let waiting = if full { self.split.waiting(self.shape) } else { 1.0 };
+                (batch.div_ceil(self.split.devices.max(1)), 1.0 / waiting)
+            }
             // The fullest device decides.
             _ if self.split.by.divides_sequences() => {
                 (self.split.sequences(batch) * self.split.devices.max(1), self.split.n())
@@ -194,7 +219,7 @@ impl Setup<'_> {
         };
         let (b, t) = (sequences as f64, (sequences * tokens) as f64);
         let work = Work {
-            products: [self.linears(t, 1.0), self.head(t)],
+            products: [self.linears(t, 1.0), self.others(t, 1.0), self.head(t)],
             cache: b * self.cache_reads(depth),
             attention: t * self.shape.attention_operations(depth as f64),
             devices,
@@ -209,19 +234,24 @@ impl Setup<'_> {
         let n = tokens.max(1) as f64;
         let chunks = (n / CHUNK as f64).ceil();
         let stages = self.split.n();
-        // Prompts at a time, devices, and the time over that of all devices busy: a pipeline fills and drains.
+        // Prompts at a time, devices, and the time over that of all devices busy: a pipeline fills and drains, and waits for
+        // its fullest stage.
         let (prompts, devices, filling) = match self.split.by {
-            Parallel::Pipeline => (1.0, stages, (chunks + stages - 1.0) / chunks),
+            Parallel::Pipeline => {
+                (1.0, stages, (chunks + stages - 1.0) / chunks * self.split.waiting(self.shape))
+            }
             _ if self.split.by.divides_sequences() => (stages, stages, 1.0),
             _ => (1.0, stages, 1.0),
         };
-        let products = [self.linears(prompts * n / chunks, chunks), self.head(prompts)];
+        // mantissa's kernels attend to latents in prompts too.
+        let expands = self.device.maker != Maker::Cpu;
+        let chunk = prompts * n / chunks;
+        let products = [self.linears(chunk, chunks), self.others(chunk, chunks), self.head(prompts)];
         let work = Work {
             products: products.map(|product| product.times(filling)),
             // Keys and values of earlier chunks are read again.
             cache: filling * prompts * (chunks - 1.0) / 2.0 * self.cache_reads(tokens),
-            // A causal token sees half of the others on average.
-            attention: filling * prompts * n * self.shape.attention_operations(n / 2.0),
+            attention: filling * prompts * n * self.shape.prompt_attention_operations(n, expands),
             devices,
             exchange: self.exchange_seconds(prompts * n, chunks),
         };
@@ -301,11 +331,12 @@ impl Setup<'_> {
             return 0.0;
         }
         let layers = self.shape.layers as f64;
+        let expert_layers = self.shape.expert_layers() as f64;
         let bytes = tokens * self.shape.hidden as f64 * self.reduce_bits / 8.0;
         let (times, latencies, moved) = match self.split.by {
             Parallel::Tensor => (2.0 * layers, 1.0, 2.0 * (n - 1.0) / n * bytes),
             Parallel::Data => (layers, 2.0, 2.0 * (n - 1.0) / n * bytes),
-            Parallel::Expert => (layers, 2.0, 2.0 * self.called_devices() / n * bytes),
+            Parallel::Expert => (expert_layers, 2.0, 2.0 * self.called_devices() / n * bytes),
             Parallel::Pipeline => (1.0, n + chunks - 2.0, (n + chunks - 2.0) / chunks * bytes),
         };
         times * (latencies * LATENCY + moved / (self.device.link_among(n) * LINK_SHARE))

@@ -23,11 +23,27 @@ pub enum ModelPart {
     Mixer,
 }
 
+/// Projection, as far as file types of llama.cpp distinguish them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Values of the attention.
+    Value,
+    /// Output of the attention.
+    Output,
+    /// Second matrix of an MLP or expert.
+    Down,
+    /// Any other.
+    Other,
+}
+
 /// Linear layers of one shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrices {
     /// Part of the layer.
     pub part: ModelPart,
+    /// Projection.
+    pub role: Role,
     /// Output features.
     pub rows: usize,
     /// Input features.
@@ -71,9 +87,54 @@ pub struct CacheLayers {
     pub attended: usize,
     /// Largest number of tokens that a query attends to.
     pub window: Option<usize>,
+    /// Keys and values that heads of latent attention have in a prompt and in training; `None` where they attend to what is
+    /// cached.
+    pub expanded: Option<Expanded>,
+    /// Index that chooses the tokens that a query attends to.
+    pub index: Option<Index>,
+}
+
+/// Elements of a token in latent attention whose heads have keys and values of their own, all heads together. A prompt is computed
+/// so, which takes fewer operations (DeepSeek-V2, arXiv 2405.04434, section 2.1; vLLM's MLA backends); a step of decoding attends
+/// to the latent, which takes fewer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Expanded {
+    /// Queries; keys have as many.
+    pub queries: usize,
+    /// Values; attended values are as many.
+    pub values: usize,
+}
+
+/// Index of sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Index {
+    /// Tokens that a query attends to.
+    pub chosen: usize,
+    /// Elements of a token's key in the index, part of [`CacheLayers::keys`]; 0 where the choice is an earlier layer's.
+    pub width: usize,
+    /// Elements of a token's queries of the index, all heads.
+    pub queries: usize,
+}
+
+/// Mean number of tokens that one of `tokens` causal tokens sees, at most `limit`.
+fn mean_seen(tokens: f64, limit: Option<usize>) -> f64 {
+    let most = limit.map_or(tokens, |limit| tokens.min(limit as f64));
+    most - most * most / (2.0 * tokens.max(1.0))
 }
 
 impl CacheLayers {
+    /// Largest number of tokens that a query attends to: of the window, or as many as the index chooses.
+    fn limit(&self) -> Option<usize> {
+        self.index.map(|index| index.chosen).into_iter().chain(self.window).min()
+    }
+
+    /// Operations of a query that scores and sums so many tokens of `queries` and `attended` elements, and of the index over
+    /// `indexed` tokens, in the layers that read the cache.
+    fn operations(&self, [queries, attended]: [usize; 2], seen: f64, indexed: f64) -> f64 {
+        let index = self.index.map_or(0.0, |index| 2.0 * index.queries as f64 * indexed);
+        self.readers as f64 * (2.0 * (queries + attended) as f64 * seen + index)
+    }
+
     /// Tokens of a context of `tokens` that the cache holds.
     pub fn held(&self, tokens: u64) -> u64 {
         self.window.map_or(tokens, |window| tokens.min(window as u64))
@@ -108,8 +169,10 @@ pub struct ModelShape {
     pub matrices: Vec<Matrices>,
     /// Weights of the embedding, and of learned positions.
     pub embedding: u64,
-    /// Weights that no recipe quantizes: norms, biases, routers.
+    /// Weights that no recipe quantizes: norms, biases, routers, indexers, embeddings of layers.
     pub others: u64,
+    /// Those of them that a token meets: all but embeddings of layers, of which it reads a row.
+    pub others_met: u64,
     /// KV caches.
     pub caches: Vec<CacheLayers>,
     /// Bytes of the recurrent state of a sequence.
@@ -157,10 +220,15 @@ impl ModelShape {
         self.parameters() - idle
     }
 
-    /// Operations of the matrix products for one token: two for each weight that it meets, without the head.
+    /// Operations of the products of one token with the linear layers: two for each weight that it meets.
     pub fn operations_per_token(&self) -> f64 {
         let active = |m: &Matrices| m.active as f64 * (m.rows * m.cols) as f64;
         2.0 * self.matrices.iter().map(active).sum::<f64>()
+    }
+
+    /// Operations of one token with what no recipe quantizes.
+    pub fn other_operations(&self) -> f64 {
+        2.0 * self.others_met as f64
     }
 
     /// Operations of the head for one token.
@@ -172,10 +240,27 @@ impl ModelShape {
     /// weighted value.
     pub fn attention_operations(&self, depth: f64) -> f64 {
         let of = |c: &CacheLayers| {
-            let seen = c.window.map_or(depth, |window| depth.min(window as f64));
-            c.readers as f64 * 2.0 * (c.queries + c.attended) as f64 * seen
+            let seen = c.limit().map_or(depth, |limit| depth.min(limit as f64));
+            c.operations([c.queries, c.attended], seen, depth)
         };
         self.caches.iter().map(of).sum()
+    }
+
+    /// Operations of the attention for one of `tokens` tokens of a prompt, the mean of all; with `expands`, latents are expanded to
+    /// keys and values of each head.
+    pub fn prompt_attention_operations(&self, tokens: f64, expands: bool) -> f64 {
+        let of = |c: &CacheLayers| {
+            let expanded = c.expanded.filter(|_| expands);
+            let widths = expanded.map_or([c.queries, c.attended], |wide| [wide.queries, wide.values]);
+            c.operations(widths, mean_seen(tokens, c.limit()), mean_seen(tokens, None))
+        };
+        self.caches.iter().map(of).sum()
+    }
+
+    /// Number of layers with routed experts.
+    pub fn expert_layers(&self) -> u64 {
+        let down = self.matrices.iter().find(|m| m.part == ModelPart::Experts && m.role == Role::Down);
+        down.map_or(0, |m| m.count / self.experts.max(1))
     }
 
     /// True if a token passes through a part of the weights only.
@@ -188,36 +273,43 @@ impl ModelShape {
         let Dims { hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, tied, .. } = *dims;
         let every = layers as u64;
         let mut matrices = Vec::new();
-        let mut push = |part, rows, cols, count: u64, active: u64| {
-            matrices.push(Matrices { part, rows, cols, count, active });
+        let mut push = |(part, role), rows, cols, count: u64, active: u64| {
+            matrices.push(Matrices { part, role, rows, cols, count, active });
         };
+        let (projection, attended) =
+            ((ModelPart::Attention, Role::Other), (ModelPart::Attention, Role::Output));
         match dims.latent {
             None => {
-                push(ModelPart::Attention, heads * head_dim, hidden, every, every);
-                push(ModelPart::Attention, kv_heads * head_dim, hidden, 2 * every, 2 * every);
-                push(ModelPart::Attention, hidden, heads * head_dim, every, every);
+                push(projection, heads * head_dim, hidden, every, every);
+                push(projection, kv_heads * head_dim, hidden, every, every);
+                push((ModelPart::Attention, Role::Value), kv_heads * head_dim, hidden, every, every);
+                push(attended, hidden, heads * head_dim, every, every);
             }
             Some(Latent { queries, keys, rotated, unrotated, value }) => {
-                push(ModelPart::Attention, queries, hidden, every, every);
-                push(ModelPart::Attention, heads * (rotated + unrotated), queries, every, every);
-                push(ModelPart::Attention, keys + rotated, hidden, every, every);
-                push(ModelPart::Attention, heads * (unrotated + value), keys, every, every);
-                push(ModelPart::Attention, hidden, heads * value, every, every);
+                push(projection, queries, hidden, every, every);
+                push(projection, heads * (rotated + unrotated), queries, every, every);
+                push(projection, keys + rotated, hidden, every, every);
+                push(projection, heads * (unrotated + value), keys, every, every);
+                push(attended, hidden, heads * value, every, every);
             }
         }
         let mixed = dims.mixture.map_or(0, |mixture| every - mixture.dense_layers);
         let dense = every - mixed;
-        push(ModelPart::Mlp, ffn, hidden, 2 * dense, 2 * dense);
-        push(ModelPart::Mlp, hidden, ffn, dense, dense);
+        let (up, down) = ((ModelPart::Mlp, Role::Other), (ModelPart::Mlp, Role::Down));
+        push(up, ffn, hidden, 2 * dense, 2 * dense);
+        push(down, hidden, ffn, dense, dense);
         if let Some(Mixture { experts, per_token, width, shared, .. }) = dims.mixture {
-            push(ModelPart::Experts, width, hidden, 2 * mixed * experts, 2 * mixed * per_token);
-            push(ModelPart::Experts, hidden, width, mixed * experts, mixed * per_token);
-            push(ModelPart::Mlp, shared, hidden, 2 * mixed, 2 * mixed);
-            push(ModelPart::Mlp, hidden, shared, mixed, mixed);
+            let (up_of_expert, down_of_expert) =
+                ((ModelPart::Experts, Role::Other), (ModelPart::Experts, Role::Down));
+            push(up_of_expert, width, hidden, 2 * mixed * experts, 2 * mixed * per_token);
+            push(down_of_expert, hidden, width, mixed * experts, mixed * per_token);
+            push(up, shared, hidden, 2 * mixed, 2 * mixed);
+            push(down, hidden, shared, mixed, mixed);
         }
         matrices.retain(|m| m.count > 0 && m.rows * m.cols > 0);
         let biases = if dims.qkv_bias { every * ((heads + 2 * kv_heads) * head_dim) as u64 } else { 0 };
         let routers = dims.mixture.map_or(0, |mixture| mixed * mixture.experts * hidden as u64);
+        let others = (2 * every + 1) * hidden as u64 + biases + routers;
         let inner = dims.mixture.map_or(ffn as u64, |m| m.per_token * m.width as u64 + m.shared as u64);
         ModelShape {
             name: name.to_owned(),
@@ -232,7 +324,8 @@ impl ModelShape {
             tied,
             matrices,
             embedding: (vocab * hidden) as u64,
-            others: (2 * every + 1) * hidden as u64 + biases + routers,
+            others,
+            others_met: others,
             caches: caches(dims),
             state_bytes: 0,
             state_parts: 1,
@@ -320,6 +413,8 @@ fn caches(dims: &Dims) -> Vec<CacheLayers> {
             queries: heads * head_dim,
             attended: heads * head_dim,
             window,
+            expanded: None,
+            index: None,
         },
         Some(latent) => CacheLayers {
             layers,
@@ -331,6 +426,11 @@ fn caches(dims: &Dims) -> Vec<CacheLayers> {
             queries: heads * (latent.keys + latent.rotated),
             attended: heads * latent.keys,
             window,
+            expanded: Some(Expanded {
+                queries: heads * (latent.rotated + latent.unrotated),
+                values: heads * latent.value,
+            }),
+            index: None,
         },
     };
     match dims.window {
@@ -419,7 +519,8 @@ mod tests {
 
     #[test]
     fn experts_are_read_by_more_tokens() {
-        let experts = Matrices { part: ModelPart::Experts, rows: 8, cols: 8, count: 128, active: 8 };
+        let experts =
+            Matrices { part: ModelPart::Experts, role: Role::Down, rows: 8, cols: 8, count: 128, active: 8 };
         assert!((experts.read_by(1.0) - 0.0625).abs() < 1e-12);
         assert!((experts.read_by(64.0) - 0.9839).abs() < 1e-3);
         let dense = Matrices { active: 128, ..experts };
@@ -434,5 +535,19 @@ mod tests {
         // 18 full layers and 18 of 128 tokens.
         let queries = 2.0 * 2.0 * 64.0 * 64.0;
         assert_eq!(shape.attention_operations(1000.0), 18.0 * queries * 1128.0);
+        // Of 1000 causal tokens the last 872 see 128, the first 128 half as many on average: 128 - 128² / 2000 = 119.808.
+        assert_eq!(shape.prompt_attention_operations(1000.0, true), 18.0 * queries * (500.0 + 119.808));
+    }
+
+    /// DeepSeek-V3, 128 heads: in decoding a query of 576 elements scores a latent and sums 512 of it; in a prompt keys have 192
+    /// and values 128 elements a head.
+    #[test]
+    fn a_prompt_expands_latents() {
+        let shape = family("DeepSeek-V3");
+        assert_eq!(shape.attention_operations(100.0), 61.0 * 2.0 * 128.0 * (576.0 + 512.0) * 100.0);
+        let prompt = |expands| shape.prompt_attention_operations(200.0, expands);
+        assert_eq!(prompt(true), 61.0 * 2.0 * 128.0 * (192.0 + 128.0) * 100.0);
+        assert_eq!(prompt(false), shape.attention_operations(100.0));
+        assert_eq!((shape.expert_layers(), family("8B").expert_layers()), (58, 0));
     }
 }

@@ -387,8 +387,9 @@ pub fn frozen_bytes(shape: &ModelShape, base: &str) -> f64 {
 }
 
 /// Operations of training on one token. For each weight that it meets 2 forward, 2 for the gradient of its input, and 2 for that
-/// of the weight, which frozen weights have none of: 6, or 4 with adapters, whose own are few; 2 more with recomputation.
-/// Attention has gradients of both operands always.
+/// of the weight, which frozen weights have none of: 6, or 4 with adapters, whose own are few; 2 more with recomputed layers, of
+/// which the head is none. Attention has gradients of both operands always; scores that its backward computes again are not
+/// counted.
 pub fn operations_per_token(
     shape: &ModelShape,
     sequence: u64,
@@ -400,9 +401,9 @@ pub fn operations_per_token(
         Trained::All => (3.0, 0.0),
         Trained::Adapters { rank, .. } => (2.0, active_adapter_parameters(shape, rank)),
     };
-    // A causal token sees half the sequence on average.
-    let attention = shape.attention_operations(sequence as f64 / 2.0);
-    (weights + again) * (shape.operations_per_token() + shape.head_operations())
+    let attention = shape.prompt_attention_operations(sequence as f64, true);
+    (weights + again) * (shape.operations_per_token() + shape.other_operations())
+        + weights * shape.head_operations()
         + (3.0 + again) * (attention + 2.0 * adapters)
 }
 
