@@ -36,7 +36,7 @@ impl Inference {
 
 /// Bytes of the linear layers.
 pub fn linear_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
-    let of = |m: &crate::shape::Matrices| m.count as f64 * precision.matrix_bytes(m.rows, m.cols);
+    let of = |m: &crate::shape::Matrices| m.count as f64 * precision.bytes_of(m);
     shape.matrices.iter().map(of).sum()
 }
 
@@ -80,9 +80,8 @@ pub fn inference(
     batch: u64,
     split: Split,
 ) -> Inference {
-    let linears = |m: &crate::shape::Matrices| {
-        split.weights(shape, m) * m.count as f64 * precision.matrix_bytes(m.rows, m.cols)
-    };
+    let linears =
+        |m: &crate::shape::Matrices| split.weights(shape, m) * m.count as f64 * precision.bytes_of(m);
     Inference {
         linears: shape.matrices.iter().map(linears).sum(),
         tables: table_bytes(shape, precision, split),

@@ -1,5 +1,6 @@
 //! The choice of a precision for a model, a device and a load, with its reasons and what would change it.
 
+mod choice;
 mod loads;
 mod reasons;
 mod row;
@@ -9,13 +10,15 @@ mod words;
 
 use serde::Serialize;
 
+use crate::contract::Engine;
 use crate::hardware::Device;
-use crate::precision::PRECISIONS;
+use crate::precision::{CANDIDATES, Precision};
 use crate::shape::ModelShape;
-use row::{choose, fastest, row};
+use row::{choose, fastest, row, shown};
 
+pub use choice::{Entry, best};
 pub use loads::{Loads, loads};
-pub use row::{Load, MAX_KL, Row, SMALL_MODEL};
+pub use row::{Load, MAX_KL, Row, SMALL_MODEL, USUAL_CONTEXT, answer_of, prompt_of};
 pub use train::{TrainAnswer, TrainRow, train};
 pub use words::{gb, rate};
 
@@ -29,6 +32,10 @@ pub struct Recommendation {
     pub precision: Option<&'static str>,
     /// Recipe of it.
     pub recipe: Option<&'static str>,
+    /// Checkpoint format of it.
+    pub format: Option<&'static str>,
+    /// Nominal bits per weight of it.
+    pub bits: Option<u32>,
     /// Storage of keys and values.
     pub kv: Option<&'static str>,
     /// Fastest precision for prompts alone.
@@ -50,19 +57,58 @@ pub struct Answer {
     pub recommendation: Recommendation,
 }
 
+/// What a choice is restricted to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Wish {
+    /// Engine that is to run it; any of the device if `None`.
+    pub engine: Option<&'static Engine>,
+    /// Nominal bits per weight. The loss is not limited then.
+    pub bits: Option<u32>,
+}
+
+impl Wish {
+    /// Returns the limit of the measured loss, nats/token: `max_kl`, or less for a small model.
+    pub fn limit(&self, shape: &ModelShape, max_kl: f64) -> f64 {
+        match (self.bits, shape.parameters() < SMALL_MODEL) {
+            (Some(_), _) => f64::INFINITY,
+            (None, true) => max_kl.min(SMALL_MODEL_KL),
+            (None, false) => max_kl,
+        }
+    }
+}
+
+/// Evaluates every candidate of a wish, and the unquantized model.
+pub fn evaluate(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) -> Vec<Row> {
+    let asked = |row: &&Precision| row.is_dense() || wish.bits.is_none_or(|bits| bits == row.nominal);
+    let rows = CANDIDATES.iter().filter(asked);
+    rows.map(|precision| row(shape, device, load, wish.engine, precision)).collect()
+}
+
 /// Evaluates every precision and chooses.
 pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
-    let candidates = PRECISIONS.iter().filter(|precision| precision.is_offered_on(device.maker));
-    let rows: Vec<Row> = candidates.map(|precision| row(shape, device, load, precision)).collect();
-    let max_kl = match shape.parameters() < SMALL_MODEL {
-        true => load.max_kl.min(SMALL_MODEL_KL),
-        false => load.max_kl,
+    answer_to(shape, device, load, &Wish::default())
+}
+
+/// Evaluates every precision of a wish and chooses.
+pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) -> Answer {
+    let rows = shown(evaluate(shape, device, load, wish));
+    let max_kl = wish.limit(shape, load.max_kl);
+    // Who names bits wants to quantize.
+    let quantized: Vec<Row>;
+    let choices = match wish.bits {
+        Some(_) => {
+            quantized = rows.iter().filter(|row| !row.precision.is_dense()).cloned().collect();
+            &quantized
+        }
+        None => &rows,
     };
-    let chosen = choose(&rows, max_kl, |row| row.seconds);
-    let phase = |cost: fn(&Row) -> f64| fastest(&rows, max_kl, cost).map(|row| row.precision.name);
+    let chosen = choose(choices, max_kl, |row| row.seconds);
+    let phase = |cost: fn(&Row) -> f64| fastest(choices, max_kl, cost).map(|row| row.precision.name);
     let recommendation = Recommendation {
         precision: chosen.map(|row| row.precision.name),
         recipe: chosen.and_then(|row| row.precision.recipe),
+        format: chosen.filter(|row| !row.precision.is_dense()).map(|row| row.precision.convention),
+        bits: chosen.map(|row| row.precision.nominal),
         kv: chosen.map(|row| row.kv.name),
         prefill: phase(|row| 1.0 / row.prefill.tokens_per_s[1]),
         decode: phase(|row| 1.0 / row.decode.tokens_per_s[1]),
