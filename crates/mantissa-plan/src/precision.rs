@@ -76,6 +76,8 @@ pub struct Offered {
     /// True if it is offered only where no other of its bits fits: smaller groups or blocks of 32, most of which take
     /// half a bit or a bit more, divide rows that groups of 128 or blocks of 256 do not.
     pub spare: bool,
+    /// True if others come first because its kernels save memory and not time (bitsandbytes).
+    pub storage: bool,
     /// Least compute capability times ten of an NVIDIA GPU whose instructions multiply its types. Below it, weights alone are
     /// decoded, so that others come first; with quantized inputs it is not offered.
     pub least_sm: Option<u32>,
@@ -500,5 +502,7 @@ mod tests {
         assert!((bits("W8A8 FP8") - (8.0 + 16.0 / 4096.0)).abs() < 1e-9);
         let kv = |name: &str| Kv::named(name).unwrap().bytes(8, 1024);
         assert_eq!((kv("f16"), kv("fp8"), kv("int8"), kv("int4")), (2048.0, 1024.0, 1040.0, 532.0));
+        // Stored scales of heads are none per token; NVFP4 has an 8-bit scale for 16 values.
+        assert_eq!((kv("fp8-head"), kv("nvfp4")), (1024.0, 576.0));
     }
 }

@@ -91,7 +91,7 @@ pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
 
 /// Evaluates every precision of a wish and chooses.
 pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) -> Answer {
-    let rows = shown(evaluate(shape, device, load, wish));
+    let rows = shown(evaluate(shape, device, load, wish), wish.engine);
     let max_kl = wish.limit(shape, load.max_kl);
     // Who names bits wants to quantize.
     let quantized: Vec<Row>;
@@ -225,6 +225,75 @@ mod tests {
                 < 1e-9
         );
         assert!(recommended("8B", "h100", load()).rows.iter().all(|row| row.precision.convention != "mlx"));
+    }
+
+    fn row_of(model: &str, device: &str, name: &str) -> Option<Row> {
+        recommended(model, device, load()).rows.into_iter().find(|row| row.precision.name == name)
+    }
+
+    /// Low-bit inputs are offered only where an engine multiplies them natively: INT4 with FP8 on Hopper in vLLM, MX formats from
+    /// Blackwell on, MXFP4 also on an MI355X, from AMD Quark.
+    #[test]
+    fn native_candidates_are_offered_where_they_run() {
+        let low = ["W4A8 INT4-FP8", "W8A8 MXFP8", "W4A4 MXFP4"];
+        for (device, offered) in [
+            ("a100", [false; 3]),
+            ("rtx4090", [false; 3]),
+            ("h100", [true, false, false]),
+            ("b200", [false, true, true]),
+            ("mi300x", [false; 3]),
+            ("mi355x", [false, false, true]),
+            ("m4-max", [false; 3]),
+        ] {
+            let found = low.map(|name| row_of("8B", device, name));
+            assert_eq!(found.each_ref().map(Option::is_some), offered, "{device}");
+            for row in found.into_iter().flatten() {
+                assert_eq!((row.refusal(), row.loads.engines.as_slice()), (None, ["vLLM"].as_slice()));
+                assert_eq!(row.execution.fallback, None, "{device}");
+                assert_eq!(
+                    row.loads.elsewhere.map(|other| other.tool),
+                    (device == "mi355x").then_some("AMD Quark")
+                );
+            }
+        }
+    }
+
+    /// Qwen3-30B-A3B: 48 layers of 128 experts of 3 × 2048 × 768 in int4 with groups of 128 (4.15625 bits); attention
+    /// (2 × 4096 + 2 × 512) × 2048 in bf16.
+    #[test]
+    fn experts_are_stored_apart() {
+        let row = row_of("30B-A3B", "h100", "W4A16 INT4 experts").unwrap();
+        let experts = (48_u64 * 128 * 3 * 2048 * 768) as f64 * 4.15625 / 8.0;
+        let attention = (48_u64 * (2 * 4096 + 2 * 512) * 2048) as f64 * 2.0;
+        assert!((row.bytes.linears / (experts + attention) - 1.0).abs() < 1e-6, "{:?}", row.bytes);
+        assert!(row.loads.engines.contains(&"vLLM") && row.precision.measured_kl().is_some());
+        assert!(row_of("8B", "h100", "W4A16 INT4 experts").is_none());
+        // A token reads attention in 16 bits, so that it decodes slower than all layers in int4, and faster than bf16.
+        let rate = |name: &str| row_of("30B-A3B", "h100", name).unwrap().decode.tokens_per_s[1];
+        let apart = row.decode.tokens_per_s[1];
+        assert!(rate("BF16") < apart && apart < rate("W4A16 INT4"), "{apart}");
+    }
+
+    /// Rows that groups of 128 do not divide get groups of 32; no engine is named whose users keep other formats.
+    #[test]
+    fn variants_follow_model_and_engine() {
+        let shape = ModelShape::of_dims(
+            "narrow",
+            &crate::shape::Dims { hidden: 2080, ffn: 5600, ..crate::shape::FAMILIES[0].dims },
+        );
+        let device = Device::named("h100").unwrap();
+        let of = |shape: &ModelShape, engine: &str, bits| {
+            let engine = crate::contract::EngineTarget::parse(engine).unwrap().engine;
+            let wish = Wish { engine: Some(engine), bits: Some(bits) };
+            let found = answer_to(shape, &device, &load(), &wish).recommendation;
+            (found.recipe.unwrap_or_default(), found.format.unwrap_or_default())
+        };
+        assert_eq!(of(&shape, "vllm", 4), ("gptaq-int4-g32-asym", "compressed-tensors"));
+        let whole = ModelShape::named("8B").unwrap();
+        assert_eq!(of(&whole, "vllm", 4), ("gptaq-int4-g128-asym", "compressed-tensors"));
+        assert_eq!(of(&whole, "exllamav2", 4), ("gptq-int4-g128", "exl2"));
+        assert_eq!(of(&whole, "llama.cpp", 5), ("q5_k_m", "gguf"));
+        assert_eq!(of(&whole, "sglang", 3), ("", ""));
     }
 
     #[test]

@@ -35,8 +35,15 @@ const CT: &str = "compressed-tensors";
 const BLACKWELL: u32 = 100;
 
 /// Conditions that all devices meet.
-const ANYWHERE: Offered =
-    Offered { spare: false, least_sm: None, native: false, hidden: false, bound: None, elsewhere: None };
+const ANYWHERE: Offered = Offered {
+    spare: false,
+    storage: false,
+    least_sm: None,
+    native: false,
+    hidden: false,
+    bound: None,
+    elsewhere: None,
+};
 
 /// Left out of a plan where nothing runs it.
 const HIDDEN: Offered = Offered { hidden: true, ..ANYWHERE };
@@ -137,7 +144,7 @@ const ROWS: &[Precision] = &[
     row("W8A16 INT8", 8, "rtn-int8-channel", "int8-channel"),
     with_inputs(row("W8A8 INT8", 8, "w8a8", "int8-channel"), "int8-token"),
     with_inputs(row("W8A8 FP8", 8, "fp8-dynamic", "fp8-e4m3-channel"), "fp8-e4m3-token"),
-    where_(HIDDEN, row("W8A16 MXFP8", 8, "mxfp8", "mxfp8-e4m3")),
+    blackwell(where_(HIDDEN, row("W8A16 MXFP8", 8, "mxfp8", "mxfp8-e4m3"))),
     // vLLM compressed_tensors.py, `_get_scheme_from_parts`: MXFP8 weights make `CompressedTensorsW8A8Mxfp8`, which
     // multiplies natively from Blackwell on.
     where_(
@@ -195,7 +202,7 @@ const ROWS: &[Precision] = &[
     },
     // vLLM compressed_tensors.py, `_is_fp8_w4a8_sm90`: symmetric groups with FP8 inputs per token, on Hopper alone.
     where_(NATIVE, with_inputs(row("W4A8 INT4-FP8", 4, "w4afp8", "int4-g128"), "fp8-e4m3-token")),
-    row("W4A16 MXFP4", 4, "mxfp4", "mxfp4"),
+    blackwell(row("W4A16 MXFP4", 4, "mxfp4", "mxfp4")),
     // vLLM: from Blackwell on (compressed_tensors_w4a4_mxfp4.py); on MI355X from checkpoints of AMD Quark.
     where_(
         Offered {
@@ -210,7 +217,7 @@ const ROWS: &[Precision] = &[
         },
         with_inputs(row("W4A4 MXFP4", 4, "rtn-mxfp4:ct+mxfp4:ct", "mxfp4"), "mxfp4"),
     ),
-    within("bitsandbytes", row("W4A16 NF4", 4, "nf4", "nf4")),
+    where_(Offered { storage: true, ..ANYWHERE }, within("bitsandbytes", row("W4A16 NF4", 4, "nf4", "nf4"))),
     where_(HIDDEN, within("native", row("QTIP 3-bit", 3, "qtip-trellis3", "trellis3"))),
     row("W3A16 INT3", 3, "gptaq-int3-g128-asym", "int3-g128-asym"),
     mixed(gguf("Q3_K_M", 3, "q3_k_m", "q3_k", ["q3_k", "q6_k"]), "q4_k", 3.846),

@@ -24,6 +24,11 @@ impl Entry<'_> {
         self.precision.measured_kl().unwrap_or(f64::INFINITY)
     }
 
+    /// True if others come first.
+    fn is_doubtful(&self) -> bool {
+        self.doubtful || self.precision.offered.storage
+    }
+
     /// True if it runs within a limit of the measured loss.
     fn is_eligible(&self, max_kl: f64) -> bool {
         self.runs && self.precision.measured_kl().is_some_and(|kl| kl <= max_kl)
@@ -32,22 +37,25 @@ impl Entry<'_> {
 
 /// Returns the index of the best candidate within `max_kl` nats/token: of the fastest, those within 8 % counting as equal,
 /// the one with the smallest measured loss, doubtful ones last. Variants of one name are as fast as each other. A spare
-/// candidate counts only where no other of its bits runs without doubt.
+/// candidate counts only where no other of its bits runs without doubt, within the limit or not.
 pub fn best(entries: &[Entry<'_>], max_kl: f64) -> Option<usize> {
     let eligible: Vec<usize> = (0..entries.len()).filter(|&i| entries[i].is_eligible(max_kl)).collect();
     let replaced = |i: usize| {
-        let better = |&j: &usize| {
-            let other = &entries[j];
-            !other.precision.offered.spare
-                && !other.doubtful
+        let better = |other: &Entry<'_>| {
+            other.is_eligible(f64::INFINITY)
+                && !other.precision.offered.spare
+                && !other.is_doubtful()
                 && other.precision.nominal == entries[i].precision.nominal
         };
-        entries[i].precision.offered.spare && eligible.iter().any(better)
+        entries[i].precision.offered.spare && entries.iter().any(better)
     };
     let rank = |&a: &usize, &b: &usize| {
         let (a, b) = (&entries[a], &entries[b]);
         let spare = |entry: &Entry<'_>| entry.precision.offered.spare;
-        a.doubtful.cmp(&b.doubtful).then(spare(a).cmp(&spare(b))).then(a.loss().total_cmp(&b.loss()))
+        a.is_doubtful()
+            .cmp(&b.is_doubtful())
+            .then(spare(a).cmp(&spare(b)))
+            .then(a.loss().total_cmp(&b.loss()))
     };
     let mut variants: Vec<usize> = Vec::new();
     for &i in eligible.iter().filter(|&&i| !replaced(i)) {
@@ -105,6 +113,8 @@ mod tests {
         assert_eq!(chosen(&all(false), 1.0), Some("gptaq-int4-g128"));
         // What only runs with doubts does not stand before a spare one.
         assert_eq!(chosen(&all(true), 1.0), Some("gptaq-int4-g32-asym"));
+        // A limit that others exceed does not let a spare one in.
+        assert_eq!(chosen(&all(false), 0.005), None);
         let refused = [("gptaq-int4-g128", false, None, false), ("nf4", true, None, false)];
         assert_eq!(chosen(&refused, 1.0), Some("nf4"));
     }

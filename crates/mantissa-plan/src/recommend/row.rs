@@ -221,12 +221,24 @@ pub(super) fn choose(rows: &[Row], max_kl: f64, cost: impl Fn(&Row) -> f64) -> O
 }
 
 /// Returns one row for each name, in their order: the best variant by loss, or the first where none runs, unless it is hidden
-/// then.
-pub(super) fn shown(rows: Vec<Row>) -> Vec<Row> {
+/// then. Left out are spare rows beside others of their bits and format, and formats that users of the engine do not keep.
+pub(super) fn shown(rows: Vec<Row>, engine: Option<&'static Engine>) -> Vec<Row> {
+    let kept = |row: &&Row| engine.is_none_or(|engine| engine.is_usual_reader(row.precision.convention));
+    let rows: Vec<Row> = rows.iter().filter(kept).cloned().collect();
+    let same = |a: &Precision, b: &Precision| a.nominal == b.nominal && a.convention == b.convention;
+    let replaced = |row: &Row| {
+        let runs = |other: &&Row| {
+            let doubtful = other.entry(other.seconds).doubtful;
+            !other.precision.offered.spare && !doubtful && other.refusal().is_none()
+        };
+        row.precision.offered.spare
+            && rows.iter().filter(runs).any(|other| same(&other.precision, &row.precision))
+    };
     let mut names: Vec<&str> = rows.iter().map(|row| row.precision.name).collect();
     names.dedup();
     let chosen = |name: &&str| {
-        let variants: Vec<&Row> = rows.iter().filter(|row| row.precision.name == *name).collect();
+        let variants: Vec<&Row> =
+            rows.iter().filter(|row| row.precision.name == *name && !replaced(row)).collect();
         let entries: Vec<Entry<'_>> = variants
             .iter()
             .map(|row| Entry { runs: row.refusal().is_none(), seconds: None, ..row.entry(0.0) })

@@ -123,11 +123,12 @@ impl LoadPreview {
             format!("; beside it {} of file pages, those of the program", bytes(pages))
         });
         let parts = format!(
-            "{} of anonymous memory predicted (weights {}, {} more while they load, buffers {}){beside}",
+            "{} of anonymous memory predicted (weights {}, {} more while they load, buffers {}, process at most {}){beside}",
             bytes(self.needs.predicted_peak_memory),
             bytes(*weights),
             bytes(*loading),
-            bytes(*buffers)
+            bytes(*buffers),
+            bytes(self.needs.process)
         );
         labelled(out, "memory", &parts)?;
         match self.grammar_memory {

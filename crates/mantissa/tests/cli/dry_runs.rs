@@ -61,7 +61,8 @@ fn a_dry_run_predicts_as_the_run_does() {
     let planned = json(&[&arguments[..], &["--dry-run", "--json"]].concat());
     let ran = json(&[&arguments[..], &["--json"]].concat());
     let (said, kept) = (bytes(&planned, "predicted_peak_memory"), bytes(&ran, "predicted_peak_memory"));
-    assert_eq!(said, kept);
+    // Both add what the process holds already, which differs a little from run to run.
+    assert!(said.abs_diff(kept) < said / 50, "{said} {kept}");
     assert_eq!(planned["kv_bytes_per_token"], ran["kv_bytes_per_token"]);
     let measured = bytes(&ran, "measured_peak_memory");
     assert!(measured <= said, "{measured} of {said}");
