@@ -214,12 +214,13 @@ impl Search<'_> {
             let precision = CANDIDATES.iter().find(|row| *row == entries[i].precision)?;
             Some(Found { precision, container: *containers.get(i)?, fitting })
         });
-        let least = found.as_ref().and_then(|found| found.precision.measured_kl());
-        let better =
-            |row: &Precision| least.is_none_or(|least| row.measured_kl().is_some_and(|kl| kl < least));
+        // Those that stand before the choice: a spare one after all others.
+        let rank = |row: &Precision| (row.offered.spare, row.measured_kl().unwrap_or(f64::INFINITY));
+        let chosen = found.as_ref().map(|found| rank(found.precision));
+        let better = |row: &Precision| chosen.is_none_or(|chosen| rank(row) < chosen);
         skipped.sort_by(|(a, _), (b, _)| {
-            let loss = |row: &Precision| row.measured_kl().unwrap_or(f64::INFINITY);
-            a.offered.spare.cmp(&b.offered.spare).then(loss(a).total_cmp(&loss(b)))
+            let (a, b) = (rank(a), rank(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         Ok((found, skipped.into_iter().filter(|(row, _)| better(row)).map(|(_, skip)| skip).collect()))
     }
