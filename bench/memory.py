@@ -3,8 +3,10 @@
 
     bench/memory.py BINARY WORK_FOLDER [MODEL ...]
     bench/memory.py --run BINARY WORK_FOLDER [MODEL ...]
+    bench/memory.py --dry-run BINARY WORK_FOLDER [MODEL ...]
 
-The second form runs a prompt of 400 tokens in each of several formats, with int8 keys and values and with a draft model. The first
+The third form compares what `run`, `eval` and `eval --engine fast` say with `--dry-run` with what they take, on each MODEL (which has a
+tokenizer) and on the synthetic one: anonymous memory, and resident file pages beside it. The second form runs a prompt of 400 tokens in each of several formats, with int8 keys and values and with a draft model. The first
 form runs four recipes on each MODEL, and on a synthetic one of 0.2 GB made in WORK_FOLDER. The measured peak is the larger of the
 highest RssAnon in /proc/PID/status, sampled about every millisecond, and the final VmHWM minus file pages, which misses no
 peak. Exit code 1 if a prediction is more than 10 % off.
@@ -38,8 +40,8 @@ def status(pid):
     return {k: int(v.split()[0]) * 1024 for k, _, v in (l.partition(":") for l in lines) if v.endswith("kB")}
 
 
-def peak(command):
-    """Peak anonymous memory of a command, which must succeed."""
+def peak(command, resident=None):
+    """Peak anonymous memory of a command, which must succeed; adds the bytes of its file pages to `resident`."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     anonymous, high, files = 0, 0, 0
     while process.poll() is None:
@@ -47,6 +49,8 @@ def peak(command):
         if now.get("RssAnon"):
             anonymous, high = max(anonymous, now["RssAnon"]), now["VmHWM"]
             files = now["RssFile"] + now["RssShmem"]
+            if resident is not None:
+                resident.append(now["RssFile"])
     if process.returncode:
         sys.exit(f"{' '.join(command)}: exit {process.returncode}")
     return max(anonymous, high - files)
@@ -77,17 +81,42 @@ def run(binary, work, models):
     return wrong
 
 
+def dry_run(binary, work, models):
+    """Compares the predictions of dry runs with the measurements; the number of wrong ones among models above 100 MB."""
+    wrong = 0
+    text = work / "text.txt"
+    text.write_text("Once upon a time there was a little dog. " * 400)
+    print("model        command           predicted MB  measured MB   ratio   files MB, said and at the end")
+    for model in models:
+        context = str(min(512, json.loads((model / "config.json").read_text())["max_position_embeddings"]))
+        prompt = ["-p", "Once upon a time there was a little dog. " * 6, "-n", "60"]
+        evaluate = ["--text", str(text), "--context", context]
+        for name, arguments in (("run", prompt), ("eval", evaluate), ("eval fast", [*evaluate, "--engine", "fast"])):
+            command = [binary, name.split()[0], str(model), *arguments, "--threads", "2", "--quiet"]
+            said = json.loads(subprocess.check_output([*command, "--dry-run", "--json"]))
+            files = []
+            measured, predicted = peak([*command, f"--json={work / 'report.json'}", "--overwrite"], files), said["predicted_peak_memory"]
+            ratio = predicted / measured
+            wrong += abs(ratio - 1) > TOLERANCE and measured > 100e6
+            beside = f"{said['resident_files'] / 1e6:.1f}, {max(files) / 1e6:.1f}"
+            print(f"{model.name:12} {name:16} {predicted / 1e6:13.1f} {measured / 1e6:12.1f} {ratio:7.3f}   {beside}", flush=True)
+    return wrong
+
+
 def main():
+    dry = sys.argv[1] == "--dry-run"
+    if dry:
+        sys.argv.pop(1)
     runs = sys.argv[1] == "--run"
     if runs:
         sys.argv.pop(1)
     binary, work = sys.argv[1], pathlib.Path(sys.argv[2])
     synthetic = work / "synthetic"
     subprocess.run([binary, "synth", "--out", synthetic, "--quiet", *SYNTH], check=True, stdout=subprocess.DEVNULL)
-    if runs:
+    if runs or dry:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(TOKENIZER / name, synthetic / name)
-        wrong = run(binary, work, [synthetic, *map(pathlib.Path, sys.argv[3:])])
+        wrong = (dry_run if dry else run)(binary, work, [synthetic, *map(pathlib.Path, sys.argv[3:])])
         shutil.rmtree(synthetic)
         sys.exit(1 if wrong else 0)
     windows = work / "windows.json"

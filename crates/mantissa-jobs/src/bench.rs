@@ -160,6 +160,22 @@ impl Bench {
         self.depth.iter().max().copied().unwrap_or(0)
     }
 
+    /// Returns the measurement without the depths that a context does not hold, and a note on those, if it holds others.
+    fn within(&self, context: usize) -> (Self, Option<String>) {
+        let room = usize::from(self.generated != Some(0));
+        let (held, deeper): (Vec<usize>, Vec<usize>) =
+            self.depth.iter().partition(|depth| depth.saturating_add(2 * room) <= context);
+        if held.is_empty() || deeper.is_empty() {
+            return (self.clone(), None);
+        }
+        let left_out: Vec<_> = deeper.iter().map(usize::to_string).collect();
+        let note = format!(
+            "--depth {} is left out: the model has a context of {context} tokens",
+            left_out.join(", ")
+        );
+        (Bench { depth: held, ..self.clone() }, Some(note))
+    }
+
     /// Returns the tokens to measure in a context of `context` tokens: as asked for, else shortened to it.
     ///
     /// # Errors
@@ -263,8 +279,9 @@ impl Job for Bench {
 
     fn memory(&self, _: &Host) -> Result<u64> {
         let (files, adapter) = (open_quietly(&self.model)?, adapter::open(self.adapter.as_deref())?);
-        let tokens = self.tokens(context_length(&files)?)?;
-        Ok(self.usage(tokens, adapter.as_ref()).needed(&[&files])?.1)
+        let context = context_length(&files)?;
+        let (held, _) = self.within(context);
+        Ok(held.usage(held.tokens(context)?, adapter.as_ref()).needed(&[&files])?.1)
     }
 
     /// # Errors
@@ -274,16 +291,18 @@ impl Job for Bench {
         let files = open(&self.model, host)?;
         let adapter = adapter::open(self.adapter.as_deref())?;
         let context = context_length(&files)?;
-        let tokens = self.tokens(context)?;
-        self.shortened(tokens, context).iter().for_each(|note| host.note(note));
-        self.usage(tokens, adapter.as_ref()).require(&[&files], host)?;
+        let (held, left_out) = self.within(context);
+        let tokens = held.tokens(context)?;
+        let notes = left_out.into_iter().chain(held.shortened(tokens, context));
+        notes.for_each(|note| host.note(&note));
+        held.usage(tokens, adapter.as_ref()).require(&[&files], host)?;
         let mut model = adapter::fast(&files, adapter.as_ref(), host.threads)?;
         drop(adapter);
         let load_s = start.elapsed().as_secs_f64();
         let short = Workload { prompt: 16.min(context.saturating_sub(1)), generated: 0, depth: 0, batch: 1 };
         measure::run(&model, short, self.seed)?;
         let load_to_first_token_s = start.elapsed().as_secs_f64();
-        let (runs, limits) = self.measure(tokens, &mut model, host)?;
+        let (runs, limits) = held.measure(tokens, &mut model, host)?;
         let giga = |rate: f64| rate / 1e9;
         let Some(first) = runs.first().cloned() else {
             return Err(BadInput::new("--depth, --batch", "none", "at least one number").into());

@@ -2,10 +2,14 @@
 
 pub mod predict;
 
-use mantissa_advise::{remedy, subject};
+use mantissa_advise::{remedy, shape, subject};
+use mantissa_model::load_config;
 use mantissa_plan::contract::{EngineTarget, Subject, lint};
 use mantissa_plan::figures::PAGE;
-use mantissa_plan::offers::{OFFERS, Offer, offer};
+use mantissa_plan::hardware::{Device, Maker};
+use mantissa_plan::parallel::Parallel;
+use mantissa_plan::precision::{CANDIDATES, Precision, SURPLUS, Suits, too_wide};
+use mantissa_plan::recommend::{Entry, Load, Wish, best, evaluate};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::recipe::spelled_out;
 use mantissa_quant::{Options, Plan, QuantError, Recipe};
@@ -15,12 +19,8 @@ use serde::Serialize;
 use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
 
-/// Nominal bits per weight without `--bits`.
+/// Nominal bits per weight without `--bits`, where the GPU is not known.
 pub const BITS: u32 = 4;
-
-/// Largest surplus of stored bits per weight over the nominal bits of a GGUF type. Mixtures of K-types have up to .93
-/// (`q2_k`); layers that fall back to wider types have more.
-const SURPLUS: f64 = 1.0;
 
 /// Recipes that no measurement ranks, with their nominal bits; offered by name where no measured one fits.
 const UNMEASURED: [(&str, u32); 6] = [
@@ -69,15 +69,17 @@ fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> std::resu
     serializer.serialize_str(format.name())
 }
 
-/// Chooses the recipe with the least measured KL among those of `bits` that fit `source` and load in every target. With
-/// `format`, only recipes in that format. Spare offers count only if no other fits.
+/// Chooses a recipe as `mantissa plan` does ([`best`]): of the candidates of `bits` that fit `source` and load in every target,
+/// the fastest on the GPU of the first one, those within 8 % counting as equal, with the least measured KL. Without a GPU,
+/// only the KL counts. Without `bits`, every width within the limits of `plan` for the GPU, else [`BITS`]. With `format`, only
+/// recipes in that format.
 ///
 /// # Errors
-/// No offer fits; the first reasons, and the bits at which one does.
+/// No candidate fits; the first reasons, and the bits at which one does.
 pub fn choose(
     source: &ModelFiles,
     targets: &[EngineTarget],
-    bits: u32,
+    bits: Option<u32>,
     format: Option<Container>,
 ) -> Result<RecipeChoice> {
     // A source that no recipe can quantize is refused as `--recipe` would refuse it.
@@ -85,22 +87,39 @@ pub fn choose(
     if let Err(error @ QuantError::AlreadyQuantized { .. }) = plain {
         return Err(error.into());
     }
-    let (found, skipped) = search(source, targets, bits, format);
+    let search = Search { source, targets, format, device: device(targets) };
+    let mut found = None;
+    if bits.is_none() && search.device.is_some() {
+        found = search.run(None)?.0;
+    }
+    let mut skipped = Vec::new();
+    if found.is_none() {
+        (found, skipped) = search.run(Some(bits.unwrap_or(BITS)))?;
+    }
     let engines = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-    let Some((offered, container, fitting)) = found else {
-        return Err(none(source, targets, bits, format, &engines, &skipped));
+    let Some(found) = found else {
+        return Err(none(&search, bits.unwrap_or(BITS), &engines, &skipped));
     };
-    let smaller = if offered.spare { ", in groups of 32, which divide this model's rows" } else { "" };
-    let of = match fitting {
-        1 => format!("of the measured {bits}-bit recipes only this fits the model and {engines}"),
-        n => format!("least KL of the {n} measured {bits}-bit recipes that fit the model and {engines}"),
+    let chosen = found.precision;
+    let smaller = if chosen.offered.spare { ", in groups of 32, which divide this model's rows" } else { "" };
+    let measured = match bits.or_else(|| search.device.is_none().then_some(BITS)) {
+        Some(bits) => format!("measured {bits}-bit recipes"),
+        None => "measured recipes".to_owned(),
     };
-    let (kl, model) = offered.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
+    let first = match &search.device {
+        Some(device) => format!("least KL among the fastest on {}", device.title),
+        None => "least KL".to_owned(),
+    };
+    let of = match found.fitting {
+        1 => format!("of the {measured} only this fits the model and {engines}"),
+        n => format!("{first} of the {n} {measured} that fit the model and {engines}"),
+    };
+    let (kl, model) = chosen.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
     let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({PAGE})");
     Ok(RecipeChoice {
-        recipe: offered.recipe,
-        format: container,
-        bits,
+        recipe: chosen.recipe.unwrap_or_default(),
+        format: found.container,
+        bits: chosen.nominal,
         measured_kl: kl,
         model,
         source: PAGE,
@@ -109,53 +128,121 @@ pub fn choose(
     })
 }
 
-/// Returns the bits nearest to [`BITS`] at which an offer loads in `target`, for a model with the layers of `described`
-/// whose source is not at hand.
+/// Returns the bits nearest to [`BITS`] at which a measured candidate loads in `target`, for a model with the layers of
+/// `described` whose source is not at hand.
 pub fn loading_bits(described: &Subject, target: &EngineTarget) -> Option<u32> {
-    let loads = |offered: &&Offer| {
-        let container = Container::named(offered.format);
-        let recipe = Recipe::load(offered.recipe).ok();
-        let pair = recipe.zip(container).filter(|_| target.engine.is_usual_reader(offered.format));
+    let loads = |candidate: &&Precision| {
+        let container = Container::named(candidate.convention);
+        let recipe = candidate.recipe.and_then(|recipe| Recipe::load(recipe).ok());
+        let usual = target.engine.passes_over(candidate.convention, candidate.offered.native).is_none();
+        let pair = recipe.zip(container).filter(|_| usual && candidate.measured_kl().is_some());
         pair.is_some_and(|(recipe, container)| remedy::accepts(described, &recipe, container, target))
     };
-    let bits = OFFERS.iter().filter(loads).map(|offered| offered.bits);
+    let bits = CANDIDATES.iter().filter(loads).map(|candidate| candidate.nominal);
     bits.min_by_key(|bits| (bits.abs_diff(BITS), *bits))
 }
 
-/// Best offer with its format and the number of those that fit.
-type Found = (&'static Offer, Container, usize);
+/// Returns the device of the first target that names a GPU whose figures are known.
+fn device(targets: &[EngineTarget]) -> Option<Device> {
+    targets.iter().find_map(|target| Device::named(target.gpu?.name).ok())
+}
 
-/// Returns the best offer, and the better ones that do not fit.
-fn search(
-    source: &ModelFiles,
-    targets: &[EngineTarget],
-    bits: u32,
+/// Best candidate with its format.
+struct Found {
+    precision: &'static Precision,
+    container: Container,
+    /// Number of candidates that fit.
+    fitting: usize,
+}
+
+/// Question for a recipe.
+struct Search<'a> {
+    source: &'a ModelFiles,
+    targets: &'a [EngineTarget],
     format: Option<Container>,
-) -> (Option<Found>, Vec<Skipped>) {
-    let mut offers: Vec<_> = OFFERS.iter().filter(|offered| offered.bits == bits).collect();
-    offers.sort_by(|a, b| a.spare.cmp(&b.spare).then(a.kl().total_cmp(&b.kl())));
-    let (mut best, mut fitting, mut skipped) = (None, 0, Vec::new());
-    for offered in offers {
-        let Some(container) = Container::named(offered.format) else { continue };
-        let usual = || targets.iter().all(|target| target.engine.is_usual_reader(offered.format));
-        if !format.map_or_else(usual, |wanted| wanted == container) {
-            continue;
-        }
-        match fits(offered, container, source, targets) {
-            Ok(()) if best.is_some_and(|(best, _): (&Offer, _)| offered.spare && !best.spare) => {}
-            Ok(()) => {
-                fitting += 1;
-                best = best.or(Some((offered, container)));
+    /// Device whose speed counts.
+    device: Option<Device>,
+}
+
+impl Search<'_> {
+    /// Returns the best candidate, and those with a smaller loss that do not fit.
+    ///
+    /// # Errors
+    /// The config of the source.
+    fn run(&self, bits: Option<u32>) -> Result<(Option<Found>, Vec<Skipped>)> {
+        let config = load_config(self.source)?;
+        let shape = shape::of_config("", &config);
+        let devices = self.targets.iter().map(|target| target.tp as u64).max().unwrap_or(1);
+        let load = Load::usual(&shape, devices, Parallel::Tensor);
+        let engine = self.targets.first().map(|target| target.engine);
+        let wish = Wish { engine, bits };
+        let rows = self.device.as_ref().map(|device| evaluate(&shape, device, &load, &wish));
+        let (mut entries, mut containers, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+        for precision in CANDIDATES.iter().filter(|row| row.measured_kl().is_some() && !row.is_dense()) {
+            let Some(container) = Container::named(precision.convention) else { continue };
+            let asked = bits.is_none_or(|bits| bits == precision.nominal);
+            if !asked || !self.asks_for(precision, container) {
+                continue;
             }
-            Err(why) if best.is_none() => {
+            let row = rows.iter().flatten().find(|row| row.precision == *precision && self.format.is_none());
+            let refused = row.and_then(|row| row.refusal());
+            let fits = fits(precision, container, self.source, self.targets);
+            let fits = fits.and_then(|()| refused.map_or(Ok(()), Err));
+            let entry = match row {
+                Some(row) => {
+                    let runs = fits.is_ok() && (row.fits || bits.is_some());
+                    Entry { precision, runs, ..row.entry(row.seconds) }
+                }
+                None => {
+                    let doubtful = self.is_doubtful(precision);
+                    Entry { precision, runs: fits.is_ok(), seconds: None, doubtful }
+                }
+            };
+            if let Err(why) = fits {
                 // The first layer stands for all.
                 let why = why.split("; ").next().unwrap_or_default().to_owned();
-                skipped.push(Skipped { recipe: offered.recipe, format: offered.format, why });
+                let skip =
+                    Skipped { recipe: precision.recipe.unwrap_or_default(), format: container.name(), why };
+                skipped.push((precision, skip));
             }
-            Err(_) => {}
+            entries.push(entry);
+            containers.push(container);
         }
+        let chosen = best(&entries, wish.limit(&shape, mantissa_plan::recommend::MAX_KL));
+        let fitting = entries.iter().filter(|entry| entry.runs).count();
+        let found = chosen.and_then(|i| {
+            let precision = CANDIDATES.iter().find(|row| *row == entries[i].precision)?;
+            Some(Found { precision, container: *containers.get(i)?, fitting })
+        });
+        // Those that stand before the choice: a spare one after all others.
+        let rank = |row: &Precision| (row.offered.spare, row.measured_kl().unwrap_or(f64::INFINITY));
+        let chosen = found.as_ref().map(|found| rank(found.precision));
+        let better = |row: &Precision| chosen.is_none_or(|chosen| rank(row) < chosen);
+        skipped.sort_by(|(a, _), (b, _)| {
+            let (a, b) = (rank(a), rank(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        });
+        Ok((found, skipped.into_iter().filter(|(row, _)| better(row)).map(|(_, skip)| skip).collect()))
     }
-    (best.map(|(offered, container)| (offered, container, fitting)), skipped)
+
+    /// True if the format is the one asked for, or the usual one of every engine.
+    fn asks_for(&self, precision: &Precision, container: Container) -> bool {
+        let native = precision.offered.native;
+        let passed = |target: &EngineTarget| match self.format {
+            None => target.engine.passes_over(precision.convention, native).is_some(),
+            Some(_) => native && target.engine.emulates(),
+        };
+        self.format.is_none_or(|wanted| wanted == container) && !self.targets.iter().any(passed)
+    }
+
+    /// True if a GPU that is not known may decode the weights where others multiply their types.
+    fn is_doubtful(&self, precision: &Precision) -> bool {
+        let decoded = |target: &EngineTarget| {
+            target.engine.makers.contains(&Maker::Nvidia)
+                && precision.suits(target.gpu.map(|gpu| gpu.sm)) == Suits::Decoded
+        };
+        self.targets.iter().any(decoded)
+    }
 }
 
 /// Checks that the recipe can be stored for this model and loads in every target.
@@ -163,28 +250,24 @@ fn search(
 /// # Errors
 /// The first reason why not.
 fn fits(
-    offered: &Offer,
+    candidate: &Precision,
     container: Container,
     source: &ModelFiles,
     targets: &[EngineTarget],
 ) -> Result<(), String> {
-    if let Some(least) = offered.least_sm
-        && !targets.iter().all(|target| target.gpu.is_some_and(|gpu| gpu.sm >= least))
-    {
-        return Err(format!(
-            "needs a GPU with native FP4, such as gpu=b200 (SM {}.{})",
-            least / 10,
-            least % 10
-        ));
+    for target in targets.iter().filter(|target| target.engine.makers.contains(&Maker::Nvidia)) {
+        if let Suits::No(why) = candidate.suits(target.gpu.map(|gpu| gpu.sm)) {
+            return Err(why);
+        }
     }
-    let recipe = Recipe::load(offered.recipe).map_err(|error| error.to_string())?;
+    let recipe = Recipe::load(candidate.recipe.unwrap_or_default()).map_err(|error| error.to_string())?;
     // Stands for the calibration text, which is not tokenized for a question of shapes.
     let calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));
     let options = Options { container: Some(container), calibration, threads: 1, ..Options::default() };
     let plan = Plan::new(source, recipe, options).map_err(|error| error.to_string())?;
     let stored = plan.linear_stored_bits_per_weight();
-    if container.is_one_file() && stored > f64::from(offered.bits) + SURPLUS {
-        return Err(format!("{stored:.2} bits per weight here, because its blocks do not divide the rows"));
+    if container.is_one_file() && stored > f64::from(candidate.nominal) + SURPLUS {
+        return Err(too_wide(stored));
     }
     let subject = subject::of_plan(&plan, source);
     for target in targets {
@@ -195,16 +278,9 @@ fn fits(
     Ok(())
 }
 
-/// Makes the error if no offer fits.
-fn none(
-    source: &ModelFiles,
-    targets: &[EngineTarget],
-    bits: u32,
-    format: Option<Container>,
-    engines: &str,
-    skipped: &[Skipped],
-) -> JobError {
-    let held = format.map_or_else(String::new, |format| format!(" in format {}", format.name()));
+/// Makes the error if no candidate fits.
+fn none(search: &Search<'_>, bits: u32, engines: &str, skipped: &[Skipped]) -> JobError {
+    let held = search.format.map_or_else(String::new, |format| format!(" in format {}", format.name()));
     let reason = |skipped: &Skipped| format!("{} in {}: {}", skipped.recipe, skipped.format, skipped.why);
     // That a GPU is not named says little about the model.
     let (named, unnamed): (Vec<_>, Vec<_>) =
@@ -212,10 +288,10 @@ fn none(
     let reasons: Vec<_> = named.into_iter().chain(unnamed).take(2).map(reason).collect();
     let why = if reasons.is_empty() { "none is measured".to_owned() } else { reasons.join("; ") };
     let others: Vec<_> = (2..=8)
-        .filter(|&other| other != bits && search(source, targets, other, format).0.is_some())
+        .filter(|&other| other != bits && search.run(Some(other)).is_ok_and(|(found, _)| found.is_some()))
         .map(|other| other.to_string())
         .collect();
-    let fix = match (others.is_empty(), unmeasured(source, targets, format)) {
+    let fix = match (others.is_empty(), unmeasured(search)) {
         (false, _) => format!("--bits {}", others.join(" or ")),
         (true, Some((recipe, container))) => format!("--recipe {recipe} --format {}", container.name()),
         (true, None) => "another engine with --for, or a smaller group size with --recipe".to_owned(),
@@ -225,17 +301,14 @@ fn none(
 }
 
 /// Returns the first recipe of [`UNMEASURED`] with a format that holds it for this model and loads in every target.
-fn unmeasured(
-    source: &ModelFiles,
-    targets: &[EngineTarget],
-    format: Option<Container>,
-) -> Option<(&'static str, Container)> {
-    let formats = || Container::all().filter(move |found| format.is_none_or(|wanted| wanted == *found));
+fn unmeasured(search: &Search<'_>) -> Option<(&'static str, Container)> {
+    let formats =
+        || Container::all().filter(move |found| search.format.is_none_or(|wanted| wanted == *found));
     let pairs = UNMEASURED.iter().flat_map(|recipe| formats().map(move |container| (*recipe, container)));
     let mut pairs = pairs.filter(|((recipe, bits), container)| {
-        let offered = offer(recipe, container.name(), *bits);
-        let usual = targets.iter().all(|target| target.engine.is_usual_reader(offered.format));
-        usual && fits(&offered, *container, source, targets).is_ok()
+        let offered = Precision::unmeasured(recipe, container.name(), *bits);
+        let usual = search.targets.iter().all(|target| target.engine.is_usual_reader(container.name()));
+        usual && fits(&offered, *container, search.source, search.targets).is_ok()
     });
     pairs.next().map(|((recipe, _), container)| (recipe, container))
 }

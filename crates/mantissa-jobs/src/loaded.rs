@@ -9,6 +9,7 @@ use crate::adapter;
 use crate::calibration::Calibration;
 use crate::error::Result;
 use crate::host::Host;
+use crate::load_needs::{LoadNeeds, kv_name};
 use crate::model::BASE;
 
 /// Model ready to run.
@@ -123,32 +124,56 @@ impl ModelUse<'_> {
     /// # Errors
     /// As [`load_config`].
     pub fn needed(self, models: &[&ModelFiles]) -> Result<(String, u64)> {
-        let mut needs = BASE;
-        for (i, files) in models.iter().enumerate() {
-            let used = if i == 0 { self } else { ModelUse { kv: None, adapter: None, ..self } };
-            needs = needs.saturating_add(used.bytes(files)?);
-        }
+        let needs = self.needs(models)?.predicted_peak_memory;
         let names: Vec<_> = models.iter().map(|files| files.dir().display().to_string()).collect();
         Ok((format!("{}: weights, buffers and cache", names.join(" and ")), needs))
     }
 
-    fn bytes(self, files: &ModelFiles) -> Result<u64> {
+    /// Predicts the memory of the models of these files side by side.
+    ///
+    /// # Errors
+    /// As [`load_config`].
+    pub fn needs(self, models: &[&ModelFiles]) -> Result<LoadNeeds> {
+        let kv = match models.first() {
+            Some(files) if self.cached => kv_name(self.kv, files, "f32"),
+            _ => "none".to_owned(),
+        };
+        let mut all = LoadNeeds::of(self.threads, self.longest, kv);
+        for (i, files) in models.iter().enumerate() {
+            let used = if i == 0 { self } else { ModelUse { kv: None, adapter: None, ..self } };
+            used.add(files, &mut all)?;
+        }
+        let LoadNeeds { kv_bytes, weights, loading, buffers, .. } = all;
+        let parts = [kv_bytes, weights, loading, buffers];
+        all.predicted_peak_memory = parts.into_iter().fold(BASE, u64::saturating_add);
+        Ok(all)
+    }
+
+    /// Adds the model of `files`.
+    fn add(self, files: &ModelFiles, all: &mut LoadNeeds) -> Result<()> {
         let config = load_config(files)?;
         let buffers = Buffers::bytes_needed(&config, self.pass, self.longest);
         let logits = (self.logits as u64).saturating_mul(config.vocab_size as u64).saturating_mul(4);
-        let cache = match self.kv {
-            _ if !self.cached => 0,
-            Some(policy) => KvCache::bytes_needed_under(&config, self.longest, policy)?,
-            None => KvCache::bytes_needed(&config, self.longest),
+        let (cache, token) = match self.kv {
+            _ if !self.cached => (0, 0),
+            Some(policy) => (
+                KvCache::bytes_needed_under(&config, self.longest, policy)?,
+                KvCache::bytes_needed_under(&config, 1, policy)?,
+            ),
+            None => (KvCache::bytes_needed(&config, self.longest), KvCache::bytes_needed(&config, 1)),
         };
         // A tensor is held as stored bytes and, if quantized, as one byte per code.
         let largest = files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
         let widest = config.decoder_linears().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
-        let passing = largest.saturating_add(widest);
-        let per_pass =
-            buffers.saturating_add(logits).saturating_add(cache).saturating_mul(self.threads as u64);
-        let weights = files.checkpoint().total_bytes().saturating_add(passing);
         let adapter = self.adapter.map_or(0, |adapter| Adapted::bytes_needed(&config, adapter));
-        Ok(weights.saturating_add(per_pass).saturating_add(adapter))
+        let threads = self.threads as u64;
+        let work = buffers.saturating_add(logits).saturating_mul(threads);
+        all.buffers = all.buffers.saturating_add(work);
+        all.kv_bytes = all.kv_bytes.saturating_add(cache.saturating_mul(threads));
+        all.kv_bytes_per_token += token as f64;
+        all.loading = all.loading.saturating_add(largest.saturating_add(widest));
+        let weights = files.checkpoint().total_bytes().saturating_add(adapter);
+        all.weights = all.weights.saturating_add(weights);
+        Ok(())
     }
 }

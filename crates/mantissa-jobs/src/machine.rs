@@ -43,3 +43,8 @@ pub fn peak_anonymous() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     Some(kib_field(&status, "VmHWM:")?.saturating_sub(kib_field(&status, "RssFile:")?))
 }
+
+/// Returns the bytes of file pages that this process has resident: of the program and its libraries.
+pub fn resident_files() -> Option<u64> {
+    kib_field(&fs::read_to_string("/proc/self/status").ok()?, "RssFile:")
+}

@@ -10,6 +10,7 @@ use mantissa_store::convention::ModelFiles;
 use crate::adapter;
 use crate::error::{BadInput, Result};
 use crate::host::Host;
+use crate::load_needs::LoadNeeds;
 use crate::model::{BASE, load_tokenizer};
 
 /// Predicted memory of models and their sessions, in bytes.
@@ -77,6 +78,19 @@ impl SessionNeeds {
         let config = load_config(files)?;
         self.add(Footprint::default(), SessionFootprint::of(sizes, &config, &f16_cache(&config)?));
         Ok(())
+    }
+
+    /// Describes them for sequences of these sizes under a policy of the cache. `peak` is the predicted peak.
+    pub fn described(&self, sequences: usize, context: usize, kv: String, peak: u64) -> LoadNeeds {
+        LoadNeeds {
+            kv_bytes_per_token: self.token,
+            kv_bytes: self.cache,
+            weights: self.weights,
+            loading: self.loading,
+            buffers: self.buffers,
+            predicted_peak_memory: peak,
+            ..LoadNeeds::of(sequences, context, kv)
+        }
     }
 
     fn add(&mut self, model: Footprint, session: SessionFootprint) {

@@ -12,7 +12,6 @@
 // Layer: measured figures, models, precisions and devices as data.
 pub mod figures;
 pub mod hardware;
-pub mod offers;
 pub mod parallel;
 pub mod precision;
 pub mod shape;

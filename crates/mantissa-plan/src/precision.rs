@@ -1,29 +1,33 @@
-//! Candidate precisions with their measured quality loss, and schemes of the KV cache.
+//! Precisions with their measured quality loss, and schemes of the KV cache. [`CANDIDATES`] is the list that `plan` and
+//! `quantize --for` choose from.
 //!
 //! KL figures come from [`figures`].
 
+mod candidates;
 mod file_type;
-
-use std::sync::LazyLock;
 
 use mantissa_num::format::Format;
 use mantissa_num::minifloat::BF16;
-use mantissa_num::{Code, Scheme, parse_activation, parse_weight};
+use mantissa_num::{Blocks, Code, Scheme, Source, parse_activation, parse_weight};
 use serde::Serialize;
 
-use crate::figures;
-use crate::hardware::Maker;
+use crate::figures::{self, Figure, MODELS, figure};
 use crate::parallel::Split;
-use crate::shape::{Matrices, ModelShape};
+use crate::shape::{Matrices, ModelPart, ModelShape};
+
 use file_type::{Mixture, stored_type};
 
-/// Precision of weights and inputs.
+pub use candidates::{CANDIDATES, PRECISIONS};
+
+/// Precision of weights and inputs: one row of [`CANDIDATES`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Precision {
-    /// Name in tables.
+    /// Name in tables. Rows of one name are variants, of which a plan shows the one that fits.
     pub name: &'static str,
     /// Recipe of `mantissa quantize`; `None` for the unquantized model.
     pub recipe: Option<&'static str>,
+    /// Nominal bits per weight, as `--bits` names them.
+    pub nominal: u32,
     /// Scheme of the weights.
     pub weights: &'static str,
     /// Scheme of the inputs; `None` leaves them in 16 bits.
@@ -35,77 +39,78 @@ pub struct Precision {
     pub mixture: Mixture,
     /// Schemes of embedding and head; `None` leaves them in bf16.
     pub tables: Option<[&'static str; 2]>,
+    /// Parts of the layers that are stored otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub apart: Option<Apart>,
     /// Checkpoint format.
     pub convention: &'static str,
     /// KL in nats/token on ref-8m and ref-32m, if measured.
     pub kl: [Option<f64>; 2],
+    /// Where it is offered.
+    #[serde(skip)]
+    pub offered: Offered,
 }
 
-const CT: &str = "compressed-tensors";
-
-const BASE: Precision = Precision {
-    name: "BF16",
-    recipe: None,
-    weights: "bf16",
-    inputs: None,
-    bits: None,
-    mixture: &[],
-    tables: None,
-    convention: "dense",
-    kl: [Some(0.0), Some(0.0)],
-};
-
-const fn row(name: &'static str, recipe: &'static str, weights: &'static str) -> Precision {
-    Precision { name, recipe: Some(recipe), weights, convention: CT, kl: [None; 2], ..BASE }
+/// How a GPU suits a precision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Suits {
+    /// Its instructions multiply the types.
+    Yes,
+    /// Weights are decoded to wider types first.
+    Decoded,
+    /// It does not run it as named; the reason.
+    No(String),
 }
 
-const fn gguf(
-    name: &'static str,
-    recipe: &'static str,
-    weights: &'static str,
-    tables: [&'static str; 2],
-) -> Precision {
-    Precision { tables: Some(tables), convention: "gguf", ..row(name, recipe, weights) }
+/// Parts of the layers that a precision stores otherwise than the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Apart {
+    /// Parts.
+    pub parts: &'static [ModelPart],
+    /// Scheme of their weights.
+    pub weights: &'static str,
+    /// Scheme of their inputs; `None` leaves them in 16 bits.
+    pub inputs: Option<&'static str>,
 }
 
-/// Returns a precision of which some matrices are stored in other types.
-const fn mixed(precision: Precision, mixture: Mixture) -> Precision {
-    Precision { mixture, ..precision }
+/// Conditions under which a precision is offered, beyond the rules of engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Offered {
+    /// True if it is offered only where no other of its bits fits: smaller groups or blocks of 32, most of which take
+    /// half a bit or a bit more, divide rows that groups of 128 or blocks of 256 do not.
+    pub spare: bool,
+    /// True if others come first because its kernels save memory and not time (bitsandbytes).
+    pub storage: bool,
+    /// Least compute capability times ten of an NVIDIA GPU whose instructions multiply its types. Below it, weights alone are
+    /// decoded, so that others come first; with quantized inputs it is not offered.
+    pub least_sm: Option<u32>,
+    /// True if only engines whose kernels multiply in its types count, not those that emulate them.
+    pub native: bool,
+    /// True if a plan leaves it out where nothing runs it, instead of giving the reason.
+    pub hidden: bool,
+    /// Recipe whose measured loss stands for its own, which is no larger: the recipe quantizes all of these layers alike, and
+    /// more.
+    pub bound: Option<&'static str>,
+    /// Engine that runs it from a checkpoint that mantissa does not write.
+    pub elsewhere: Option<Elsewhere>,
 }
 
-/// Returns a precision as MLX stores it: an f16 scale and bias for 64 weights (mlx `affine_quantize`).
-const fn mlx(name: &'static str, recipe: &'static str, weights: &'static str, bits: f64) -> Precision {
-    Precision { bits: Some(bits + 0.5), convention: "mlx", ..row(name, recipe, weights) }
+/// Engine that runs a precision from a checkpoint of another tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Elsewhere {
+    /// Name for `--hardware` of the device.
+    pub device: &'static str,
+    /// Engine, by its title.
+    pub engine: &'static str,
+    /// Tool that writes the checkpoint.
+    pub tool: &'static str,
+    /// Source.
+    pub source: &'static str,
 }
 
-/// Every candidate, from many bits to few, with its figures.
-pub static PRECISIONS: LazyLock<[Precision; 21]> = LazyLock::new(|| {
-    ROWS.map(|row| Precision { kl: row.recipe.map_or(row.kl, |recipe| figures::kl(recipe, None)), ..row })
-});
-
-const ROWS: [Precision; 21] = [
-    BASE,
-    row("W8A16 INT8", "rtn-int8-channel", "int8-channel"),
-    Precision { inputs: Some("int8-token"), ..row("W8A8 INT8", "w8a8", "int8-channel") },
-    Precision { inputs: Some("fp8-e4m3-token"), ..row("W8A8 FP8", "fp8-dynamic", "fp8-e4m3-channel") },
-    mlx("MLX 8-bit", "rtn-int8-g64-asym:minmax", "int8-g64-asym:minmax", 8.0),
-    gguf("Q8_0", "q8_0", "q8_0", ["q8_0", "q8_0"]),
-    mlx("MLX 6-bit", "rtn-int6-g64-asym:minmax", "int6-g64-asym:minmax", 6.0),
-    gguf("Q6_K", "q6_k", "q6_k", ["q6_k", "q6_k"]),
-    mlx("MLX 5-bit", "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax", 5.0),
-    mixed(gguf("Q5_K_M", "q5_k_m", "q5_k", ["q5_k", "q6_k"]), file_type::MORE_BITS),
-    mixed(gguf("Q4_K_M", "q4_k_m", "q4_k", ["q4_k", "q6_k"]), file_type::MORE_BITS),
-    mixed(gguf("IQ4_XS", "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]), file_type::IQ4_XS),
-    mlx("MLX 4-bit", "hqq-int4-g64", "int4-g64-asym:minmax", 4.0),
-    row("W4A16 NVFP4", "scalesweep-gptaq-nvfp4", "nvfp4"),
-    Precision { inputs: Some("nvfp4"), ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4") },
-    row("W4A16 INT4", "gptaq-int4-g128-asym", "int4-g128-asym"),
-    row("W4A16 MXFP4", "mxfp4", "mxfp4"),
-    Precision { convention: "bitsandbytes", ..row("W4A16 NF4", "nf4", "nf4") },
-    row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym"),
-    mixed(gguf("Q3_K_M", "q3_k_m", "q3_k", ["q3_k", "q6_k"]), file_type::Q3_K_M),
-    mixed(gguf("Q2_K", "q2_k", "q2_k", ["q2_k", "q6_k"]), file_type::Q2_K),
-];
+/// Largest surplus of stored bits per weight over the nominal bits of a GGUF type. Mixtures of K-types have up to .93
+/// (`q2_k`); layers that fall back to wider types have more.
+pub const SURPLUS: f64 = 1.0;
 
 /// Text of a scheme of this crate that does not parse: a bug, which a test excludes.
 fn plain() -> Format {
@@ -116,7 +121,86 @@ impl Precision {
     /// Finds a precision by its name or recipe, in any case.
     pub fn named(name: &str) -> Option<Self> {
         let is = |known: &str| known.eq_ignore_ascii_case(name);
-        PRECISIONS.iter().copied().find(|p| is(p.name) || p.recipe.is_some_and(is))
+        CANDIDATES.iter().copied().find(|p| is(p.name) || p.recipe.is_some_and(is))
+    }
+
+    /// Returns the measured figure with the larger KL, by which candidates are ranked.
+    pub fn figure(&self) -> Option<&'static Figure> {
+        let recipe = self.offered.bound.or(self.recipe)?;
+        let figures = MODELS.into_iter().filter_map(|model| figure(model, recipe, Some(self.convention)));
+        figures.max_by(|a, b| a.kl.total_cmp(&b.kl))
+    }
+
+    /// Returns the precision of a part of the layers.
+    pub fn of_part(&self, part: ModelPart) -> Self {
+        match self.apart.filter(|apart| apart.parts.contains(&part)) {
+            Some(Apart { weights, inputs, .. }) => {
+                Precision { weights, inputs, bits: None, mixture: &[], apart: None, ..*self }
+            }
+            None => Precision { apart: None, ..*self },
+        }
+    }
+
+    /// Says how an NVIDIA GPU of a compute capability times ten (`None`: not known) suits it. Other devices always suit.
+    pub fn suits(&self, sm: Option<u32>) -> Suits {
+        let Some(least) = self.offered.least_sm.filter(|least| sm.is_none_or(|sm| sm < *least)) else {
+            return Suits::Yes;
+        };
+        match self.inputs {
+            None => Suits::Decoded,
+            Some(_) => Suits::No(format!(
+                "needs a GPU with native FP4, such as gpu=b200 (SM {}.{})",
+                least / 10,
+                least % 10
+            )),
+        }
+    }
+
+    /// True if a part of the layers is quantized.
+    pub fn quantizes(&self, part: ModelPart) -> bool {
+        !self.is_dense() && self.of_part(part).weights != "bf16"
+    }
+
+    /// Mean bytes of one of these matrices of a model, scales included.
+    pub fn matrix_bytes(&self, shape: &ModelShape, matrices: &Matrices) -> f64 {
+        let (precision, rows, cols) = (self.of_part(matrices.part), matrices.rows, matrices.cols);
+        match precision.bits {
+            _ if precision.convention == "gguf" => {
+                let of = |name| format_of(stored_type(name, cols)).bits_per_weight(1, cols.max(1));
+                let types = file_type::types(precision.weights, precision.mixture, shape, matrices.role);
+                let bits: f64 = types.map(|(name, share)| share * of(name)).sum();
+                (rows * cols) as f64 * bits / 8.0
+            }
+            Some(bits) => (rows * cols) as f64 * bits / 8.0,
+            None => precision.weight_format().total_bits(rows, cols) as f64 / 8.0,
+        }
+    }
+
+    /// Checks that the checkpoint format holds the layers of a model: whole groups in each row, and in GGUF blocks that do not
+    /// fall back to much wider ones.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn holds(&self, shape: &ModelShape) -> Result<(), String> {
+        if self.apart.is_some() && !shape.is_mixture() {
+            return Err("the model has no routed experts".to_owned());
+        }
+        let quantized = || shape.matrices.iter().filter(|m| self.quantizes(m.part));
+        if self.convention == "gguf" {
+            let bytes: f64 = quantized().map(|m| m.count as f64 * self.matrix_bytes(shape, m)).sum();
+            let weights: u64 = quantized().map(Matrices::weights).sum();
+            let stored = 8.0 * bytes / weights.max(1) as f64;
+            let fits = self.is_dense() || stored <= f64::from(self.nominal) + SURPLUS;
+            return if fits { Ok(()) } else { Err(too_wide(stored)) };
+        }
+        let ragged = |m: &&Matrices| match self.of_part(m.part).weight_format().blocks() {
+            Blocks::Group(group) => !m.cols.is_multiple_of(group as usize),
+            _ => false,
+        };
+        match quantized().find(ragged) {
+            Some(m) => Err(format!("groups of {} do not divide rows of {}", self.weights, m.cols)),
+            None => Ok(()),
+        }
     }
 
     /// Returns the format of the weights, with scales in 16 bits, as checkpoints of bf16 models store them.
@@ -152,26 +236,6 @@ impl Precision {
         figures::larger(self.kl)
     }
 
-    /// Mean bytes of one of these matrices of a model, scales included.
-    pub fn matrix_bytes(&self, shape: &ModelShape, matrices: &Matrices) -> f64 {
-        let (rows, cols) = (matrices.rows, matrices.cols);
-        match self.bits {
-            _ if self.convention == "gguf" => {
-                let of = |name| format_of(stored_type(name, cols)).bits_per_weight(1, cols.max(1));
-                let types = file_type::types(self.weights, self.mixture, shape, matrices.role);
-                let bits: f64 = types.map(|(name, share)| share * of(name)).sum();
-                (rows * cols) as f64 * bits / 8.0
-            }
-            Some(bits) => (rows * cols) as f64 * bits / 8.0,
-            None => self.weight_format().total_bits(rows, cols) as f64 / 8.0,
-        }
-    }
-
-    /// True if a plan offers it on devices of a maker: MLX is for Apple's.
-    pub fn is_offered_on(&self, maker: Maker) -> bool {
-        self.convention != "mlx" || maker == Maker::Apple
-    }
-
     /// Bytes of a table of `weights` elements: the embedding (0) or the head (1).
     pub fn table_bytes(&self, which: usize, weights: u64, hidden: u64) -> f64 {
         let cols = hidden.max(1) as usize;
@@ -179,6 +243,11 @@ impl Precision {
             self.tables.map_or_else(plain, |names| format_of(stored_type(names[which.min(1)], cols)));
         weights as f64 * format.bits_per_weight(1, hidden.max(1) as usize) / 8.0
     }
+}
+
+/// Says that a GGUF file would take more bits than its name states.
+pub fn too_wide(stored: f64) -> String {
+    format!("{stored:.2} bits per weight here, because its blocks do not divide the rows")
 }
 
 /// Parses a scheme of a weight; scales take 16 bits, scales of code books 32.
@@ -237,9 +306,31 @@ pub const KVS: [Kv; 4] = [
     },
 ];
 
+/// KV schemes that are planned only where they are asked for: their scales need a calibration, or they lose much.
+pub const KVS_ASKED: [Kv; 2] = [
+    Kv {
+        name: "fp8-head",
+        // One stored scale for each head: none per token.
+        scheme: "fp8-e4m3-head@static",
+        by_head: "fp8-e4m3-head",
+        kl: Some(0.0048),
+        // vLLM docs/features/quantization/quantized_kvcache.md, "Per-attention-head quantization" (Flash Attention, scales
+        // of a calibration); mantissa --kv fp8-e4m3-head finds them as it runs.
+        engines: &["vLLM", "mantissa"],
+    },
+    Kv {
+        name: "nvfp4",
+        scheme: "nvfp4",
+        by_head: "nvfp4",
+        kl: Some(0.110),
+        // TensorRT-LLM docs/source/features/quantization.md, "NVFP4 KV Cache" (checkpoints of Model Optimizer; Blackwell).
+        engines: &["TensorRT-LLM", "mantissa"],
+    },
+];
+
 /// A KV scheme that no row has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--kv: expected f16, fp8, int8 or int4, got \"{found}\"")]
+#[error("--kv: expected f16, fp8, fp8-head, int8, nvfp4 or int4, got \"{found}\"")]
 pub struct KvError {
     found: String,
 }
@@ -253,11 +344,12 @@ impl Kv {
         let alias = match name.to_lowercase().as_str() {
             "bf16" | "fp16" => "f16".to_owned(),
             "q8_0" | "int8-head" => "int8".to_owned(),
-            "fp8-e4m3" | "fp8-e4m3-head" => "fp8".to_owned(),
+            "fp8-e4m3" => "fp8".to_owned(),
+            "fp8-e4m3-head" => "fp8-head".to_owned(),
             "q4_0" | "int4-head-asym" => "int4".to_owned(),
             other => other.to_owned(),
         };
-        let found = KVS.into_iter().find(|kv| kv.name == alias);
+        let found = KVS.into_iter().chain(KVS_ASKED).find(|kv| kv.name == alias);
         found.ok_or_else(|| KvError { found: name.to_owned() })
     }
 
@@ -276,7 +368,13 @@ impl Kv {
         // A scale per tensor is none per token.
         let code = f64::from(scheme.format.code_bits());
         match scheme.format.blocks() {
-            mantissa_num::Blocks::Tensor => elements as f64 * code / 8.0,
+            // A global scale beside those of the blocks is stored once too.
+            Blocks::Group(group) if scheme.format.scale().is_some_and(|scale| scale.outer.is_some()) => {
+                let scale = scheme.format.scale().map_or(0.0, |scale| f64::from(scale.code.bits()));
+                elements as f64 * (code + scale / f64::from(group)) / 8.0
+            }
+            Blocks::Tensor => elements as f64 * code / 8.0,
+            _ if scheme.source == Source::Static => elements as f64 * code / 8.0,
             _ => scheme.format.total_bits(heads, elements / heads.max(1)) as f64 / 8.0,
         }
     }
@@ -311,7 +409,7 @@ impl Kv {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::shape::{ModelPart, Role};
+    use crate::shape::Role;
 
     #[test]
     fn every_scheme_parses() {
@@ -329,7 +427,7 @@ mod tests {
     fn figures_are_those_of_the_page() {
         let page = include_str!("../../../docs/results/weights.md");
         for p in PRECISIONS.iter().filter(|p| !p.is_dense()) {
-            let recipe = format!("`{}`", p.recipe.unwrap());
+            let recipe = format!("`{}`", p.offered.bound.or(p.recipe).unwrap());
             for kl in p.kl.iter().flatten() {
                 let figure = format!("{kl:.5}");
                 let figure = figure.trim_start_matches('0');
@@ -393,6 +491,8 @@ mod tests {
         assert!((bits("W8A8 FP8") - (8.0 + 16.0 / 4096.0)).abs() < 1e-9);
         let kv = |name: &str| Kv::named(name).unwrap().bytes(8, 1024);
         assert_eq!((kv("f16"), kv("fp8"), kv("int8"), kv("int4")), (2048.0, 1024.0, 1040.0, 532.0));
+        // Stored scales of heads are none per token; NVFP4 has an 8-bit scale for 16 values.
+        assert_eq!((kv("fp8-head"), kv("nvfp4")), (1024.0, 576.0));
         // A latent of 576 elements is one vector, with one scale and zero point: 288 + 2 + 0.5. It has no values.
         let latent = &ModelShape::named("DeepSeek-V3").unwrap().caches[0];
         assert_eq!(Kv::named("int4").unwrap().bytes_of_token(latent), 290.5);

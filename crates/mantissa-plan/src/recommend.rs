@@ -1,5 +1,6 @@
 //! The choice of a precision for a model, a device and a load, with its reasons and what would change it.
 
+mod choice;
 mod loads;
 mod reasons;
 mod row;
@@ -9,13 +10,15 @@ mod words;
 
 use serde::Serialize;
 
+use crate::contract::Engine;
 use crate::hardware::Device;
-use crate::precision::PRECISIONS;
+use crate::precision::{CANDIDATES, Precision};
 use crate::shape::ModelShape;
-use row::{choose, fastest, row};
+use row::{choose, fastest, row, shown};
 
+pub use choice::{Entry, best};
 pub use loads::{Loads, loads};
-pub use row::{Load, MAX_KL, Row, SMALL_MODEL};
+pub use row::{Load, MAX_KL, Row, SMALL_MODEL, USUAL_CONTEXT, answer_of, prompt_of};
 pub use train::{TrainAnswer, TrainRow, train};
 pub use words::{gb, rate};
 
@@ -29,6 +32,10 @@ pub struct Recommendation {
     pub precision: Option<&'static str>,
     /// Recipe of it.
     pub recipe: Option<&'static str>,
+    /// Checkpoint format of it.
+    pub format: Option<&'static str>,
+    /// Nominal bits per weight of it.
+    pub bits: Option<u32>,
     /// Storage of keys and values.
     pub kv: Option<&'static str>,
     /// Fastest precision for prompts alone.
@@ -50,19 +57,58 @@ pub struct Answer {
     pub recommendation: Recommendation,
 }
 
+/// What a choice is restricted to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Wish {
+    /// Engine that is to run it; any of the device if `None`.
+    pub engine: Option<&'static Engine>,
+    /// Nominal bits per weight. The loss is not limited then.
+    pub bits: Option<u32>,
+}
+
+impl Wish {
+    /// Returns the limit of the measured loss, nats/token: `max_kl`, or less for a small model.
+    pub fn limit(&self, shape: &ModelShape, max_kl: f64) -> f64 {
+        match (self.bits, shape.parameters() < SMALL_MODEL) {
+            (Some(_), _) => f64::INFINITY,
+            (None, true) => max_kl.min(SMALL_MODEL_KL),
+            (None, false) => max_kl,
+        }
+    }
+}
+
+/// Evaluates every candidate of a wish, and the unquantized model.
+pub fn evaluate(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) -> Vec<Row> {
+    let asked = |row: &&Precision| row.is_dense() || wish.bits.is_none_or(|bits| bits == row.nominal);
+    let rows = CANDIDATES.iter().filter(asked);
+    rows.map(|precision| row(shape, device, load, wish.engine, precision)).collect()
+}
+
 /// Evaluates every precision and chooses.
 pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
-    let candidates = PRECISIONS.iter().filter(|precision| precision.is_offered_on(device.maker));
-    let rows: Vec<Row> = candidates.map(|precision| row(shape, device, load, precision)).collect();
-    let max_kl = match shape.parameters() < SMALL_MODEL {
-        true => load.max_kl.min(SMALL_MODEL_KL),
-        false => load.max_kl,
+    answer_to(shape, device, load, &Wish::default())
+}
+
+/// Evaluates every precision of a wish and chooses.
+pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) -> Answer {
+    let rows = shown(evaluate(shape, device, load, wish), wish.engine);
+    let max_kl = wish.limit(shape, load.max_kl);
+    // Who names bits wants to quantize.
+    let quantized: Vec<Row>;
+    let choices = match wish.bits {
+        Some(_) => {
+            quantized = rows.iter().filter(|row| !row.precision.is_dense()).cloned().collect();
+            &quantized
+        }
+        None => &rows,
     };
-    let chosen = choose(&rows, max_kl, |row| row.seconds);
-    let phase = |cost: fn(&Row) -> f64| fastest(&rows, max_kl, cost).map(|row| row.precision.name);
+    let chosen = choose(choices, max_kl, |row| row.seconds);
+    let phase = |cost: fn(&Row) -> f64| fastest(choices, max_kl, cost).map(|row| row.precision.name);
     let recommendation = Recommendation {
         precision: chosen.map(|row| row.precision.name),
         recipe: chosen.and_then(|row| row.precision.recipe),
+        format: chosen.filter(|row| !row.precision.is_dense()).map(|row| row.precision.convention),
+        bits: chosen.map(|row| row.precision.nominal),
         kv: chosen.map(|row| row.kv.name),
         prefill: phase(|row| 1.0 / row.prefill.tokens_per_s[1]),
         decode: phase(|row| 1.0 / row.decode.tokens_per_s[1]),
@@ -179,6 +225,75 @@ mod tests {
                 < 1e-9
         );
         assert!(recommended("8B", "h100", load()).rows.iter().all(|row| row.precision.convention != "mlx"));
+    }
+
+    fn row_of(model: &str, device: &str, name: &str) -> Option<Row> {
+        recommended(model, device, load()).rows.into_iter().find(|row| row.precision.name == name)
+    }
+
+    /// Low-bit inputs are offered only where an engine multiplies them natively: INT4 with FP8 on Hopper in vLLM, MX formats from
+    /// Blackwell on, MXFP4 also on an MI355X, from AMD Quark.
+    #[test]
+    fn native_candidates_are_offered_where_they_run() {
+        let low = ["W4A8 INT4-FP8", "W8A8 MXFP8", "W4A4 MXFP4"];
+        for (device, offered) in [
+            ("a100", [false; 3]),
+            ("rtx4090", [false; 3]),
+            ("h100", [true, false, false]),
+            ("b200", [false, true, true]),
+            ("mi300x", [false; 3]),
+            ("mi355x", [false, false, true]),
+            ("m4-max", [false; 3]),
+        ] {
+            let found = low.map(|name| row_of("8B", device, name));
+            assert_eq!(found.each_ref().map(Option::is_some), offered, "{device}");
+            for row in found.into_iter().flatten() {
+                assert_eq!((row.refusal(), row.loads.engines.as_slice()), (None, ["vLLM"].as_slice()));
+                assert_eq!(row.execution.fallback, None, "{device}");
+                assert_eq!(
+                    row.loads.elsewhere.map(|other| other.tool),
+                    (device == "mi355x").then_some("AMD Quark")
+                );
+            }
+        }
+    }
+
+    /// Qwen3-30B-A3B: 48 layers of 128 experts of 3 × 2048 × 768 in int4 with groups of 128 (4.15625 bits); attention
+    /// (2 × 4096 + 2 × 512) × 2048 in bf16.
+    #[test]
+    fn experts_are_stored_apart() {
+        let row = row_of("30B-A3B", "h100", "W4A16 INT4 experts").unwrap();
+        let experts = (48_u64 * 128 * 3 * 2048 * 768) as f64 * 4.15625 / 8.0;
+        let attention = (48_u64 * (2 * 4096 + 2 * 512) * 2048) as f64 * 2.0;
+        assert!((row.bytes.linears / (experts + attention) - 1.0).abs() < 1e-6, "{:?}", row.bytes);
+        assert!(row.loads.engines.contains(&"vLLM") && row.precision.measured_kl().is_some());
+        assert!(row_of("8B", "h100", "W4A16 INT4 experts").is_none());
+        // A token reads attention in 16 bits, so that it decodes slower than all layers in int4, and faster than bf16.
+        let rate = |name: &str| row_of("30B-A3B", "h100", name).unwrap().decode.tokens_per_s[1];
+        let apart = row.decode.tokens_per_s[1];
+        assert!(rate("BF16") < apart && apart < rate("W4A16 INT4"), "{apart}");
+    }
+
+    /// Rows that groups of 128 do not divide get groups of 32; no engine is named whose users keep other formats.
+    #[test]
+    fn variants_follow_model_and_engine() {
+        let shape = ModelShape::of_dims(
+            "narrow",
+            &crate::shape::Dims { hidden: 2080, ffn: 5600, ..crate::shape::FAMILIES[0].dims },
+        );
+        let device = Device::named("h100").unwrap();
+        let of = |shape: &ModelShape, engine: &str, bits| {
+            let engine = crate::contract::EngineTarget::parse(engine).unwrap().engine;
+            let wish = Wish { engine: Some(engine), bits: Some(bits) };
+            let found = answer_to(shape, &device, &load(), &wish).recommendation;
+            (found.recipe.unwrap_or_default(), found.format.unwrap_or_default())
+        };
+        assert_eq!(of(&shape, "vllm", 4), ("gptaq-int4-g32-asym", "compressed-tensors"));
+        let whole = ModelShape::named("8B").unwrap();
+        assert_eq!(of(&whole, "vllm", 4), ("gptaq-int4-g128-asym", "compressed-tensors"));
+        assert_eq!(of(&whole, "exllamav2", 4), ("gptq-int4-g128", "exl2"));
+        assert_eq!(of(&whole, "llama.cpp", 5), ("q5_k_m", "gguf"));
+        assert_eq!(of(&whole, "sglang", 3), ("", ""));
     }
 
     #[test]

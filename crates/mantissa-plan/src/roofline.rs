@@ -68,7 +68,7 @@ pub struct Setup<'a> {
     pub reduce_bits: f64,
 }
 
-/// Product of all linear layers, of what is not quantized, or of the head, in a step.
+/// Product of the linear layers of one precision, of what is not quantized, or of the head, in a step.
 struct Product<'a> {
     /// Scheme of the weights.
     scheme: &'a str,
@@ -93,8 +93,8 @@ impl Product<'_> {
 
 /// Work of a step.
 struct Work<'a> {
-    /// Linear layers, what is not quantized, and head.
-    products: [Product<'a>; 3],
+    /// Linear layers, those stored apart, what is not quantized, and head.
+    products: [Product<'a>; 4],
     /// Bytes of keys, values and states.
     cache: f64,
     /// Operations of the attention.
@@ -121,7 +121,12 @@ const LINK_SHARE: f64 = 0.75;
 impl Setup<'_> {
     /// Way in which the device multiplies.
     pub fn execution(&self) -> Execution {
-        self.device.execute(&self.precision.weight_format(), self.precision.input_format().as_ref())
+        self.execution_of(self.precision)
+    }
+
+    /// Way in which the device multiplies layers of this precision.
+    fn execution_of(&self, precision: &Precision) -> Execution {
+        self.device.execute(&precision.weight_format(), precision.input_format().as_ref())
     }
 
     /// Bytes of keys, values and states that a step reads for one sequence with `depth` tokens, by all devices that hold it:
@@ -149,20 +154,28 @@ impl Setup<'_> {
             * (self.shape.caches.iter().map(of).sum::<f64>() + 2.0 * state * self.shape.state_bytes as f64)
     }
 
-    /// Products of the linear layers in a step of `tokens` tokens that repeats `times` times.
-    fn linears(&self, tokens: f64, times: f64) -> Product<'_> {
-        let sum = |of: &dyn Fn(&Matrices) -> f64| -> f64 {
-            let reads = |m: &Matrices| self.split.readers(m.part) * m.count as f64 * m.read_by(tokens);
-            self.shape.matrices.iter().map(|m| reads(m) * of(m)).sum()
-        };
-        Product {
-            scheme: self.precision.weights,
-            unit: self.execution().unit,
-            bytes: times * sum(&|m| self.precision.matrix_bytes(self.shape, m)),
-            weights: times * sum(&|m| (m.rows * m.cols) as f64),
-            met: times * tokens * self.shape.operations_per_token() / 2.0,
-            tokens,
-        }
+    /// Products of the linear layers in a step of `tokens` tokens that repeats `times` times: of the layers in the main
+    /// precision, and of those that are stored apart.
+    fn linears(&self, tokens: f64, times: f64) -> [Product<'_>; 2] {
+        let apart = self.precision.apart;
+        let is_apart = |m: &Matrices| apart.is_some_and(|apart| apart.parts.contains(&m.part));
+        [false, true].map(|asked| {
+            let own = || self.shape.matrices.iter().filter(move |m| is_apart(m) == asked);
+            let sum = |of: &dyn Fn(&Matrices) -> f64| -> f64 {
+                let reads = |m: &Matrices| self.split.readers(m.part) * m.count as f64 * m.read_by(tokens);
+                own().map(|m| reads(m) * of(m)).sum()
+            };
+            let precision = own().next().map_or(*self.precision, |m| self.precision.of_part(m.part));
+            let met: f64 = own().map(|m| m.active as f64 * (m.rows * m.cols) as f64).sum();
+            Product {
+                scheme: precision.weights,
+                unit: self.execution_of(&precision).unit,
+                bytes: times * sum(&|m| self.precision.matrix_bytes(self.shape, m)),
+                weights: times * sum(&|m| (m.rows * m.cols) as f64),
+                met: times * tokens * met,
+                tokens,
+            }
+        })
     }
 
     /// Products with what no recipe quantizes, in a step of `tokens` tokens that repeats `times` times.
@@ -218,8 +231,9 @@ impl Setup<'_> {
             _ => (batch, self.split.n()),
         };
         let (b, t) = (sequences as f64, (sequences * tokens) as f64);
+        let [main, apart] = self.linears(t, 1.0);
         let work = Work {
-            products: [self.linears(t, 1.0), self.others(t, 1.0), self.head(t)],
+            products: [main, apart, self.others(t, 1.0), self.head(t)],
             cache: b * self.cache_reads(depth),
             attention: t * self.shape.attention_operations(depth as f64),
             devices,
@@ -246,7 +260,8 @@ impl Setup<'_> {
         // mantissa's kernels attend to latents in prompts too.
         let expands = self.device.maker != Maker::Cpu;
         let chunk = prompts * n / chunks;
-        let products = [self.linears(chunk, chunks), self.others(chunk, chunks), self.head(prompts)];
+        let [main, apart] = self.linears(chunk, chunks);
+        let products = [main, apart, self.others(chunk, chunks), self.head(prompts)];
         let work = Work {
             products: products.map(|product| product.times(filling)),
             // Keys and values of earlier chunks are read again.

@@ -91,10 +91,15 @@ fn matrix(shape: &[usize]) -> (usize, usize) {
 fn dense(rows: usize, cols: usize, stored: u64) -> Footprint {
     let padded = padded(rows, cols);
     let each = stored / (rows * cols).max(1) as u64;
-    // As it was read, and as the one before it was: glibc keeps freed blocks of this size for the next (its threshold
-    // for mappings follows what was freed). Without, the prediction was .83 to .9 of the peak.
-    Footprint { weights: padded * each + 4 * rows as u64, loading: 2 * stored }
+    // As it was read, and as the one before it was: glibc keeps freed blocks for the next (its threshold for mappings follows
+    // what was freed). Without, the prediction was .83 to .9 of the peak. It unmaps larger ones as soon as they are freed: with
+    // them counted twice, it was 1.18 of the peak.
+    let kept = if stored > LARGEST_KEPT { 0 } else { stored };
+    Footprint { weights: padded * each + 4 * rows as u64, loading: stored + kept }
 }
+
+/// Bytes of the largest freed block that glibc keeps (malloc.c, `DEFAULT_MMAP_THRESHOLD_MAX` on 64-bit machines).
+const LARGEST_KEPT: u64 = 32 << 20;
 
 /// Elements of a matrix in whole panels.
 fn padded(rows: usize, cols: usize) -> u64 {

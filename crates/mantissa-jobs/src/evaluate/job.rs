@@ -11,13 +11,14 @@ use super::models::Models;
 use super::tasks::{self, TaskEvaluation};
 use super::text::{self, TextEvaluation};
 use super::value::Evaluate;
-use crate::adapter;
-use crate::error::{BadInput, GateFailed, Result};
+use crate::error::{BadInput, GateFailed, JobError, Result};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
+use crate::load_needs::LoadNeeds;
 use crate::loaded::ModelUse;
 use crate::model::{ModelPath, open_quietly};
 use crate::tasks::inputs;
+use crate::{adapt, adapter};
 
 /// Result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,6 +46,21 @@ impl Evaluate {
             EvaluateReport::Text(found) => text::gates(self, found),
             EvaluateReport::Tasks(found) => tasks::gate(self, found),
         }
+    }
+
+    /// Predicts what [`run`](Job::run) would load, without loading it.
+    ///
+    /// # Errors
+    /// Input that cannot be read; a config that cannot be read.
+    pub fn preview(&self, host: &Host) -> Result<LoadNeeds> {
+        let (work, adapter) = (self.read(host)?, adapter::open(self.adapter.as_deref())?);
+        let models = [Some(&self.model), self.reference.as_ref()].into_iter().flatten();
+        let files = models.map(|model| open_quietly(model)).collect::<Result<Vec<_>>>()?;
+        let files: Vec<_> = files.iter().collect();
+        let used = self.usage(&work, adapter.as_ref(), host);
+        let needs = |threads| Ok::<_, JobError>(ModelUse { threads, ..used }.needed(&files)?.1);
+        let threads = adapt::fit_threads(used.threads, host, needs)?;
+        ModelUse { threads, ..used }.needs(&files)
     }
 
     /// Reads and tokenizes the text or the tasks.

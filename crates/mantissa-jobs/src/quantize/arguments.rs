@@ -142,9 +142,8 @@ impl QuantizeArguments {
         if self.recipe.is_some() {
             return Ok(None);
         }
-        let bits = self.bits.unwrap_or(choose::BITS);
         let format = self.formats.first().copied();
-        let choose = |source: &ModelFiles| choose::choose(source, &self.targets, bits, format);
+        let choose = |source: &ModelFiles| choose::choose(source, &self.targets, self.bits, format);
         Ok(Some(match source {
             Some(source) => choose(source)?,
             None => choose(&open_quietly(&self.model)?)?,

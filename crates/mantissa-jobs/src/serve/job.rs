@@ -17,6 +17,7 @@ use crate::embedded;
 use crate::error::{BadInput, InPlace, Result};
 use crate::host::{Host, RenderChat};
 use crate::job::{Job, JobOutput};
+use crate::load_needs::LoadNeeds;
 use crate::model::ModelPath;
 use crate::names::AsText;
 
@@ -180,6 +181,15 @@ impl Serve {
         }
         let report = ServeReport { url, models: names, predicted_peak_memory: predicted, grammar_memory };
         Ok(PreparedServe { server, listener, report })
+    }
+
+    /// Predicts what [`prepare`](Self::prepare) would load, and the most memory of the processes that hold grammars in
+    /// bytes. Binds no address and loads no weights.
+    ///
+    /// # Errors
+    /// A model that cannot be run; too little memory.
+    pub fn preview(&self, host: &Host) -> Result<(LoadNeeds, u64)> {
+        load::preview(self, host)
     }
 
     fn listen(&self) -> Result<TcpListener> {

@@ -1,6 +1,6 @@
 //! Models to be served: loaded side by side within the memory ceiling.
 
-use mantissa_model::{KvPolicy, load_config};
+use mantissa_model::load_config;
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{FastModel, RuntimeOptions, Speculation};
 use mantissa_store::AdapterFiles;
@@ -10,6 +10,7 @@ use super::job::{Serve, ServedModel};
 use crate::adapter;
 use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
+use crate::load_needs::{LoadNeeds, kv_name};
 use crate::model::{context_length, load_tokenizer, open, vocabulary};
 use crate::sessions::{SessionNeeds, policy_to_set, same_vocabulary};
 use crate::text::bytes;
@@ -50,6 +51,19 @@ pub(super) fn memory(job: &Serve, host: &Host) -> Result<u64> {
     Ok(Opened::new(job, host)?.needs.peak())
 }
 
+/// Predicts what [`load`] would load, and the most memory of the processes that hold grammars in bytes.
+pub(super) fn preview(job: &Serve, host: &Host) -> Result<(LoadNeeds, u64)> {
+    let opened = Opened::new(job, host)?;
+    let needs = opened.needs;
+    let predicted = host.require_more_memory("serve", needs.peak())?;
+    let left = host.memory_left().saturating_sub(needs.peak());
+    let context = opened.models.iter().map(|model| model.sizes.context).max().unwrap_or(0);
+    let given = job.kv.as_deref();
+    let kv = opened.models.first().map_or_else(String::new, |model| kv_name(given, &model.files, "f16"));
+    let described = needs.described(usize::from(job.parallel), context, kv, predicted);
+    Ok((described, job.grammar_memory.unwrap_or(left.min(GRAMMARS))))
+}
+
 /// Opens and loads all models, if memory holds them and their sessions.
 pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
     let Opened { models: opened, adapter, draft, needs } = Opened::new(job, host)?;
@@ -82,8 +96,7 @@ pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
         if let Some(policy) = policy_to_set(job.kv.as_deref(), &files) {
             model.set_kv(policy)?;
         }
-        let kv = job.kv.as_deref().map(KvPolicy::to_string).or_else(|| files.kv_policy().map(str::to_owned));
-        let kv = kv.unwrap_or_else(|| "f16".to_owned());
+        let kv = kv_name(job.kv.as_deref(), &files, "f16");
         models.push(mantissa_serve::Loaded { name, tokenizer, model, draft, kv, runtime: sizes });
     }
     let grammars = match grammar_memory {

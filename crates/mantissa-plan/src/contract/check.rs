@@ -142,7 +142,7 @@ fn convention(allowed: &[&str], subject: &Subject) -> Vec<Violation> {
 
 fn groups(linear: &Linear, stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
     // Other kernels multiply integers by integers; their layouts are a matter of `Check::Schemes`.
-    if stored.kind() != FormatClass::IntWeights {
+    if ![FormatClass::IntWeights, FormatClass::IntFp8].contains(&stored.kind()) {
         return None;
     }
     match stored.format.blocks() {

@@ -16,6 +16,10 @@ const PROMPT: &str = "\"Once upon a time\"";
 /// as vLLM and transformers GGUF, but slowly or by way of dense weights.
 const KEPT_BY_SOME: [&str; 6] = ["gguf", "mlx", "exl2", "modelopt", "native", "compressed-tensors"];
 
+/// Engines that round inputs and decode weights, but multiply in wider types: transformers (compressed-tensors 0.20.0,
+/// `compressed_linear.py`, decompresses a weight for each product), and mantissa's own on MX and FP4 inputs.
+const EMULATING: [&str; 2] = ["transformers", "mantissa"];
+
 /// Serving engine.
 pub struct Engine {
     /// Command-line name.
@@ -60,6 +64,21 @@ impl Engine {
     /// True if the engine decodes weights of `format` to dense ones as it loads them.
     pub fn widens(&self, format: &str) -> bool {
         self.widens.contains(&format)
+    }
+
+    /// True if the engine multiplies quantized inputs in wider types than they are stored in.
+    pub fn emulates(&self) -> bool {
+        EMULATING.contains(&self.name)
+    }
+
+    /// Says why a candidate in `format` is not offered to the engine before its rules are asked: its users keep models in
+    /// other formats, or it emulates what others multiply natively.
+    pub fn passes_over(&self, format: &str, native: bool) -> Option<String> {
+        if !self.is_usual_reader(format) {
+            return Some(format!("{}: expected {}, got {format}", self.title, self.keeps.join(" or ")));
+        }
+        let emulated = native && self.emulates();
+        emulated.then(|| format!("{}: multiplies the inputs in wider types", self.title))
     }
 
     /// True if users of the engine keep quantized models in `format`.

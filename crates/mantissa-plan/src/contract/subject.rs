@@ -3,6 +3,8 @@
 use mantissa_num::format::{Affine, Format, Table};
 use mantissa_num::{Blocks, Code, ScaleTree, minifloat};
 
+use super::schemes::Inputs;
+
 /// Model under examination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
@@ -75,6 +77,8 @@ pub struct Input {
 pub enum FormatClass {
     /// Integer weights with unquantized activations.
     IntWeights,
+    /// Integer weights with FP8 activations (W4A8).
+    IntFp8,
     /// 8-bit integer weights and activations.
     Int8,
     /// FP8 with per-tensor or per-row scales.
@@ -100,6 +104,7 @@ impl FormatClass {
     pub fn name(self) -> &'static str {
         match self {
             FormatClass::IntWeights => "integer weights",
+            FormatClass::IntFp8 => "integer weights with FP8 inputs",
             FormatClass::Int8 => "int8 weights and inputs",
             FormatClass::Fp8 => "FP8",
             FormatClass::Fp8Tiles => "FP8 tiles",
@@ -125,7 +130,10 @@ impl Stored {
                 _ => FormatClass::Other,
             };
         };
+        let fp8 =
+            |input: &Input| matches!(input.kind(), Inputs::Fp8Token | Inputs::Fp8Dynamic | Inputs::Fp8Static);
         match (code, scale) {
+            (Code::Int(_), _) if self.input.as_ref().is_some_and(fp8) => FormatClass::IntFp8,
             (Code::Int(8), _) if self.input.is_some() => FormatClass::Int8,
             (Code::Int(_), _) => FormatClass::IntWeights,
             (Code::Float(minifloat::E4M3), Code::E8m0) if *blocks == Blocks::Group(32) => FormatClass::Mxfp8,

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::contract::{ENGINES, EngineTarget, Input, Linear, Shape, Stored, Subject, lint};
-use crate::hardware::Device;
+use crate::contract::{ENGINES, Engine, EngineTarget, Input, Linear, Shape, Stored, Subject, lint};
+use crate::hardware::{Device, Maker};
 use crate::parallel::{Parallel, Split};
-use crate::precision::{Kv, Precision};
+use crate::precision::{Elsewhere, Kv, Precision, Suits};
 use crate::shape::{ModelPart, ModelShape};
 
 /// Result of asking every engine.
@@ -19,6 +19,9 @@ pub struct Loads {
     pub warning: Option<String>,
     /// Engine that reads it, but as dense weights.
     pub widened: Option<String>,
+    /// Engine that runs it only from a checkpoint that mantissa does not write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elsewhere: Option<Elsewhere>,
 }
 
 impl Loads {
@@ -42,15 +45,24 @@ impl Loads {
     }
 }
 
-/// Asks the engines that run on the devices.
-pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, split: Split) -> Loads {
-    let subject = subject(shape, precision);
+/// Asks the engines that run on the devices and keep models in the format, or one of them.
+pub fn loads(
+    shape: &ModelShape,
+    precision: &Precision,
+    device: &Device,
+    split: Split,
+    asked: Option<&'static Engine>,
+) -> Loads {
     let mut loads = Loads::default();
-    for engine in ENGINES.into_iter().filter(|engine| engine.makers.contains(&device.maker)) {
-        let divided = engine.splits_tensors() && split.by == Parallel::Tensor;
-        let tp = if divided { split.devices.clamp(1, 1024) as usize } else { 1 };
-        let target = EngineTarget { engine, tp, gpu: device.gpu() };
-        let report = lint(&subject, &target);
+    if let Err(why) = precision.holds(shape) {
+        return Loads { refused: Some(why), ..loads };
+    }
+    if let (Maker::Nvidia, Suits::No(why)) = (device.maker, precision.suits(device.sm)) {
+        return Loads { refused: Some(why), ..loads };
+    }
+    let subject = subject(shape, precision);
+    let candidates = ENGINES.into_iter().filter(|engine| asked.is_none_or(|asked| asked == *engine));
+    for engine in candidates.filter(|engine| engine.makers.contains(&device.maker)) {
         if engine.widens(precision.convention) {
             let why = format!(
                 "{}: decodes {} to dense weights as it loads them, which then take what BF16 takes",
@@ -59,6 +71,14 @@ pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, split: 
             loads.widened.get_or_insert(why);
             continue;
         }
+        if let Some(why) = engine.passes_over(precision.convention, precision.offered.native) {
+            loads.refused.get_or_insert(why);
+            continue;
+        }
+        let divided = engine.splits_tensors() && split.by == Parallel::Tensor;
+        let tp = if divided { split.devices.clamp(1, 1024) as usize } else { 1 };
+        let target = EngineTarget { engine, tp, gpu: device.gpu() };
+        let report = lint(&subject, &target);
         match report.findings.first() {
             Some(finding) if finding.severity.fails() => {
                 let why = format!("{}: expected {}, got {}", engine.title, finding.requires, finding.found);
@@ -73,25 +93,41 @@ pub fn loads(shape: &ModelShape, precision: &Precision, device: &Device, split: 
             }
         }
     }
+    let other = precision
+        .offered
+        .elsewhere
+        .filter(|other| other.device == device.name && asked.is_none_or(|asked| asked.title == other.engine));
+    if let Some(other) = other.filter(|_| loads.engines.is_empty()) {
+        loads.engines.push(other.engine);
+        loads.elsewhere = Some(other);
+    }
     loads
 }
 
 /// Describes the model for the rules.
 fn subject(shape: &ModelShape, precision: &Precision) -> Subject {
-    let input = precision.input_format().map(|format| Input { format, is_static: false, scale: None });
-    let stored = (!precision.is_dense()).then(|| Stored {
-        format: precision.weight_format(),
-        outer: None,
-        input,
-        act_order: false,
-        multiplied: false,
-    });
+    let stored = |part: ModelPart| {
+        let own = precision.of_part(part);
+        let input = own.inputs.and_then(|inputs| mantissa_num::parse_activation(inputs).ok());
+        let input = input.map(|scheme| Input {
+            is_static: scheme.source == mantissa_num::Source::Static,
+            format: scheme.format,
+            scale: None,
+        });
+        precision.quantizes(part).then(|| Stored {
+            format: own.weight_format(),
+            outer: None,
+            input,
+            act_order: false,
+            multiplied: false,
+        })
+    };
     let linear = |(i, matrices): (usize, &crate::shape::Matrices)| {
         let module = match matrices.part {
             ModelPart::Experts => format!("model.layers.0.mlp.experts.0.linear_{i}"),
             _ => format!("model.layers.0.linear_{i}"),
         };
-        Linear { module, rows: matrices.rows, cols: matrices.cols, stored: stored.clone() }
+        Linear { module, rows: matrices.rows, cols: matrices.cols, stored: stored(matrices.part) }
     };
     Subject {
         planned: true,
@@ -111,7 +147,7 @@ mod tests {
 
     fn engines(model: &str, precision: &str, device: &str) -> Loads {
         let (shape, device) = (ModelShape::named(model).unwrap(), Device::named(device).unwrap());
-        loads(&shape, &Precision::named(precision).unwrap(), &device, Split::ONE)
+        loads(&shape, &Precision::named(precision).unwrap(), &device, Split::ONE, None)
     }
 
     /// vLLM and SGLang have FP8 caches and none of integers; LMDeploy has int8 and int4; llama.cpp q8_0 and q4_0.
@@ -138,7 +174,8 @@ mod tests {
     #[test]
     fn engines_follow_their_rules() {
         assert!(engines("8B", "W4A16 INT4", "h100").engines.contains(&"vLLM"));
-        assert_eq!(engines("8B", "Q4_K_M", "h100").engines.first(), Some(&"vLLM"));
+        // vLLM reads GGUF by a plugin; its users keep models in compressed-tensors, which `quantize --for vllm` writes.
+        assert_eq!(engines("8B", "Q4_K_M", "h100").engines, ["llama.cpp"]);
         assert!(engines("8B", "Q4_K_M", "m4-max").engines.contains(&"llama.cpp"));
         let old = engines("8B", "W8A8 FP8", "a100");
         assert!(!old.engines.contains(&"TensorRT-LLM"), "{old:?}");

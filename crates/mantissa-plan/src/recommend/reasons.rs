@@ -53,7 +53,7 @@ pub(super) fn reasons(
     if row.outliers {
         reasons.push("int8 inputs: models of this size have outlier channels, ours have not; measure yours, and smooth it (w8a8-smooth)".to_owned());
     }
-    if shape.parameters() < SMALL_MODEL {
+    if shape.parameters() < SMALL_MODEL && max_kl.is_finite() {
         reasons.push(format!(
             "{} parameters are few: small models lose more at the same bits, so only losses up to {max_kl} nats/token count",
             billions(shape.parameters())
@@ -80,8 +80,12 @@ fn quality(row: &Row, max_kl: f64) -> String {
     }
     let measured =
         MODELS.iter().zip(row.precision.kl).filter_map(|(model, kl)| Some(format!("{:.5} on {model}", kl?)));
+    let limit = match max_kl.is_finite() {
+        true => format!("limit {max_kl} (--max-kl)"),
+        false => "not limited, as --bits asks for the width".to_owned(),
+    };
     format!(
-        "KL {} nats/token, measured on our models, not on yours; limit {max_kl} (--max-kl)",
+        "KL {} nats/token, measured on our models, not on yours; {limit}",
         measured.collect::<Vec<_>>().join(", ")
     )
 }

@@ -2,11 +2,13 @@
 
 use serde::Serialize;
 
+use super::choice::{Entry, best};
 use super::loads::{Loads, loads};
+use crate::contract::Engine;
 use crate::hardware::{Device, Execution, Maker};
 use crate::memory::{Inference, inference};
 use crate::parallel::{Parallel, Split};
-use crate::precision::{KVS, Kv, Precision};
+use crate::precision::{KVS, Kv, Precision, Suits};
 use crate::roofline::{Setup, Speed};
 use crate::shape::ModelShape;
 
@@ -35,7 +37,28 @@ pub struct Load {
     pub memory: Option<f64>,
 }
 
+/// Tokens of context that are planned for where none is asked for.
+pub const USUAL_CONTEXT: u64 = 4096;
+
 impl Load {
+    /// Returns the load that is planned for where nothing is asked for: one sequence, three quarters of it a prompt.
+    pub fn usual(shape: &ModelShape, devices: u64, parallel: Parallel) -> Self {
+        let context = USUAL_CONTEXT.min(shape.context);
+        let prefill = prompt_of(context);
+        Load {
+            context,
+            batch: 1,
+            prefill,
+            decode: answer_of(context, prefill),
+            devices,
+            parallel,
+            reduce_bits: 16.0,
+            kv: None,
+            max_kl: MAX_KL,
+            memory: None,
+        }
+    }
+
     /// Tokens that a sequence holds in the middle of its answer, at which decoding is predicted.
     pub fn depth(&self) -> u64 {
         (self.prefill + self.decode / 2).min(self.context)
@@ -47,6 +70,16 @@ impl Load {
     }
 }
 
+/// Tokens of a prompt where only the context is given: three quarters of it.
+pub fn prompt_of(context: u64) -> u64 {
+    (context * 3 / 4).max(1)
+}
+
+/// Tokens of an answer where only context and prompt are given: the rest, at most 1024.
+pub fn answer_of(context: u64, prompt: u64) -> u64 {
+    context.saturating_sub(prompt).clamp(1, 1024)
+}
+
 /// Default of [`Load::max_kl`]: "small" on our models, with a margin for other models.
 pub const MAX_KL: f64 = 0.02;
 
@@ -56,9 +89,6 @@ pub const SMALL_MODEL: u64 = 1_000_000_000;
 
 /// Least gain in time for which a quantized precision is recommended over BF16 that fits.
 pub(super) const WORTH: f64 = 1.1;
-
-/// Times within this factor of the fastest count as equal; the smaller loss decides.
-const EQUAL: f64 = 1.08;
 
 /// Candidate precision for a question.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -86,6 +116,8 @@ pub struct Row {
     pub outliers: bool,
     /// True if engines of the format are not built for so many sequences on a GPU: GGUF.
     pub few_sequences: bool,
+    /// True if the GPU decodes the weights where others multiply their types.
+    pub decoded: bool,
 }
 
 /// Sequences from which on GGUF on a GPU comes after other formats.
@@ -105,9 +137,14 @@ impl Row {
         why.filter(|_| self.loads.engines.is_empty()).cloned()
     }
 
-    /// True if it may be recommended under this limit of the loss.
-    fn is_choice(&self, max_kl: f64) -> bool {
-        self.fits && self.refusal().is_none() && self.precision.measured_kl().is_some_and(|kl| kl <= max_kl)
+    /// Describes it for a choice by `seconds`.
+    pub fn entry(&self, seconds: f64) -> Entry<'_> {
+        Entry {
+            precision: &self.precision,
+            runs: self.fits && self.refusal().is_none(),
+            seconds: Some(seconds),
+            doubtful: self.outliers || self.few_sequences || self.decoded,
+        }
     }
 }
 
@@ -128,10 +165,16 @@ pub(super) fn kv_second(row: &Row) -> Kv {
 }
 
 /// Evaluates one precision.
-pub(super) fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &'static Precision) -> Row {
+pub(super) fn row(
+    shape: &ModelShape,
+    device: &Device,
+    load: &Load,
+    engine: Option<&'static Engine>,
+    precision: &Precision,
+) -> Row {
     let memory = load.memory.unwrap_or_else(|| device.available());
     let of = |kv: &Kv| inference(shape, precision, kv, load.context, load.batch, load.split());
-    let loads = loads(shape, precision, device, load.split());
+    let loads = loads(shape, precision, device, load.split(), engine);
     let kvs = kv_choices(precision, device, &loads, load.kv);
     let fitting = kvs.iter().find(|kv| of(kv).total() <= memory);
     let kv = *fitting.or(kvs.first()).unwrap_or(&KVS[0]);
@@ -155,28 +198,56 @@ pub(super) fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &
         few_sequences: precision.convention == "gguf"
             && load.batch >= MANY
             && matches!(device.maker, Maker::Nvidia | Maker::Amd),
+        decoded: device.maker == Maker::Nvidia && precision.suits(device.sm) == Suits::Decoded,
     }
 }
 
-/// Returns the fastest choice; of those within 8 % the one with the smallest measured loss, int8 inputs of large models
-/// last.
+/// Returns the best row, by `cost` in seconds. See [`best`].
 pub(super) fn fastest(rows: &[Row], max_kl: f64, cost: impl Fn(&Row) -> f64) -> Option<&Row> {
-    let choices = || rows.iter().filter(|row| row.is_choice(max_kl));
-    let best = choices().map(&cost).min_by(f64::total_cmp)?;
-    let near = choices().filter(|row| cost(row) <= EQUAL * best);
-    let loss = |row: &Row| row.precision.measured_kl().unwrap_or(f64::MAX);
-    let doubts = |row: &Row| row.outliers || row.few_sequences;
-    near.min_by(|a, b| doubts(a).cmp(&doubts(b)).then(loss(a).total_cmp(&loss(b))))
+    let entries: Vec<_> = rows.iter().map(|row| row.entry(cost(row))).collect();
+    rows.get(best(&entries, max_kl)?)
 }
 
 /// Returns the choice for a load: the fastest, or BF16 where that fits and nothing is faster by a tenth.
 pub(super) fn choose(rows: &[Row], max_kl: f64, cost: impl Fn(&Row) -> f64) -> Option<&Row> {
     let fast = fastest(rows, max_kl, &cost);
-    let plain = rows.iter().find(|row| row.precision.is_dense() && row.is_choice(max_kl));
+    let plain = rows.iter().find(|row| row.precision.is_dense() && row.fits && row.refusal().is_none());
     match (fast, plain) {
         (Some(fast), Some(plain)) if cost(plain) < WORTH * cost(fast) && plain.kv.name == "f16" => {
             Some(plain)
         }
         (fast, plain) => fast.or(plain),
     }
+}
+
+/// Returns one row for each name, in their order: the best variant by loss, or the first where none runs, unless it is hidden
+/// then. Left out are spare rows beside others of their bits and format, and formats that users of the engine do not keep.
+pub(super) fn shown(rows: Vec<Row>, engine: Option<&'static Engine>) -> Vec<Row> {
+    let kept = |row: &&Row| engine.is_none_or(|engine| engine.is_usual_reader(row.precision.convention));
+    let rows: Vec<Row> = rows.iter().filter(kept).cloned().collect();
+    let same = |a: &Precision, b: &Precision| a.nominal == b.nominal && a.convention == b.convention;
+    let replaced = |row: &Row| {
+        let runs = |other: &&Row| {
+            let doubtful = other.entry(other.seconds).doubtful;
+            !other.precision.offered.spare && !doubtful && other.refusal().is_none()
+        };
+        row.precision.offered.spare
+            && rows.iter().filter(runs).any(|other| same(&other.precision, &row.precision))
+    };
+    let mut names: Vec<&str> = rows.iter().map(|row| row.precision.name).collect();
+    names.dedup();
+    let chosen = |name: &&str| {
+        let variants: Vec<&Row> =
+            rows.iter().filter(|row| row.precision.name == *name && !replaced(row)).collect();
+        let entries: Vec<Entry<'_>> = variants
+            .iter()
+            .map(|row| Entry { runs: row.refusal().is_none(), seconds: None, ..row.entry(0.0) })
+            .collect();
+        let runs = best(&entries, f64::INFINITY).or_else(|| entries.iter().position(|entry| entry.runs));
+        match runs {
+            Some(i) => variants.get(i).map(|row| (*row).clone()),
+            None => variants.first().filter(|row| !row.precision.offered.hidden).map(|row| (*row).clone()),
+        }
+    };
+    names.iter().filter_map(chosen).collect()
 }

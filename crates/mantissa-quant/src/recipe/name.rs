@@ -61,7 +61,10 @@ pub const ALIASES: [(&str, &str); 42] = [
 ];
 
 /// Recipes that are files: their names and contents.
-pub const BUILT_IN: [(&str, &str); 1] = [("nvfp4-fp8-attention", include_str!("nvfp4_fp8_attention.toml"))];
+pub const BUILT_IN: [(&str, &str); 2] = [
+    ("nvfp4-fp8-attention", include_str!("nvfp4_fp8_attention.toml")),
+    ("int4-experts", include_str!("int4_experts.toml")),
+];
 
 /// Returns name and content of the built-in recipe file that `text` names.
 pub(super) fn built_in(text: &str) -> Option<(&'static str, &'static str)> {

@@ -13,6 +13,7 @@ use mantissa_store::Paths;
 pub use self::args::Args;
 
 use super::execute::Execute;
+use super::load_preview::LoadPreview;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::labelled;
@@ -29,6 +30,10 @@ impl Execute for Args {
     /// Input that cannot be read or evaluated; [`GateFailed`](crate::error::GateFailed) if a bound is exceeded.
     fn run(&self, context: &Context) -> Result<()> {
         let job = self.job(context.seed);
+        if self.dry_run {
+            let needs = job.preview(context)?;
+            return LoadPreview::new(self.models(), job.engine, needs, context)?.report(context);
+        }
         let report = job.run(context)?;
         context.report(&report, |out| match &report {
             EvaluateReport::Text(found) => human(out, found),

@@ -21,6 +21,7 @@ mod fixes;
 mod imatrix;
 mod inspect;
 mod lint;
+mod load_preview;
 mod man;
 mod model;
 mod next_steps;

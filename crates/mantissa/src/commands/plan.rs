@@ -10,7 +10,7 @@ mod train;
 mod training_text;
 
 use anyhow::Result;
-use mantissa_plan::recommend::{self, Load};
+use mantissa_plan::recommend::{self, Load, USUAL_CONTEXT, Wish, answer_of, prompt_of};
 use mantissa_store::{Kind, Paths};
 
 pub use self::args::Args;
@@ -55,7 +55,8 @@ impl Execute for Args {
 
 fn inference(asked: &Asked<'_>, context: &Context) -> Result<()> {
     let load = load(asked)?;
-    let answer = recommend::answer(asked.shape, asked.device, &load);
+    let wish = Wish { engine: asked.args.engine, bits: asked.args.bits };
+    let answer = recommend::answer_to(asked.shape, asked.device, &load, &wish);
     if let Some(file) = &asked.args.html {
         page::inference(asked, &load, &answer).write(&context.output(file)?)?;
     }
@@ -76,9 +77,9 @@ fn inference(asked: &Asked<'_>, context: &Context) -> Result<()> {
 /// Completes the load from the flags and the model.
 fn load(asked: &Asked<'_>) -> Result<Load> {
     let args = asked.args;
-    let context = context_of(args.context, 4096, asked.shape)?;
-    let prefill = args.prefill.unwrap_or(context * 3 / 4).max(1);
-    let decode = args.decode.unwrap_or_else(|| context.saturating_sub(prefill).clamp(1, 1024));
+    let context = context_of(args.context, USUAL_CONTEXT, asked.shape)?;
+    let prefill = args.prefill.unwrap_or_else(|| prompt_of(context)).max(1);
+    let decode = args.decode.unwrap_or_else(|| answer_of(context, prefill));
     if prefill + decode > context && (args.prefill.is_some() || args.decode.is_some()) {
         let found = format!("{prefill} + {decode}");
         return Err(BadInput::new(

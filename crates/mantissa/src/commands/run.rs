@@ -14,7 +14,7 @@ use anyhow::Result;
 use mantissa_jobs::adapter;
 use mantissa_jobs::machine::peak_anonymous;
 use mantissa_jobs::names::stop_name;
-use mantissa_model::KvPolicy;
+use mantissa_model::{KvPolicy, Tokenizer};
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
@@ -23,7 +23,8 @@ use self::answer::{Drafted, told};
 use self::args::options;
 use self::prompt::Prompt;
 use super::execute::Execute;
-use super::model::{self, load_tokenizer};
+use super::load_preview::LoadPreview;
+use super::model::{self, ModelPath, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
@@ -81,6 +82,9 @@ impl Execute for Args {
         let files = model::open(&self.model, context)?;
         let tokenizer = adapter::templates(load_tokenizer(&files, context)?, self.adapter.named())?;
         let (engine, reason) = engine(self, &files)?;
+        if self.dry_run {
+            return preview(self, engine, &files, &tokenizer, context);
+        }
         if self.interactive {
             reason.iter().for_each(|reason| context.note(reason));
             return interactive::run(self, engine, &files, &tokenizer, context);
@@ -137,6 +141,33 @@ impl Execute for Args {
         context.note(&told(&answer.speed, speculation));
         Ok(())
     }
+}
+
+/// Says what would be loaded for the prompt, or for the longest conversation.
+fn preview(
+    args: &Args,
+    engine: Engine,
+    files: &ModelFiles,
+    tokenizer: &Tokenizer,
+    context: &Context,
+) -> Result<()> {
+    let limit = model::context_length(files)?;
+    let (prompt, limit) = match args.interactive {
+        true => {
+            let limit = limit.min(args.context);
+            (limit - options(args, 0, limit, context).max_new_tokens, limit)
+        }
+        false => (Prompt::read(args, tokenizer, context)?.tokens.len(), limit),
+    };
+    let needs = match engine {
+        Engine::Fast => {
+            let options = options(args, prompt, limit, context);
+            fast::preview(args, files, (prompt, &options), context)?
+        }
+        Engine::Reference => reference::preview(args, files, (prompt, limit), context)?,
+    };
+    let models = [Some(&args.model), args.draft.as_ref()].into_iter().flatten().map(ModelPath::job_path);
+    LoadPreview::new(models, engine.into(), needs, context)?.report(context)
 }
 
 /// Chooses the engine: what the fast one cannot run goes to the reference, for the reason returned, unless it was

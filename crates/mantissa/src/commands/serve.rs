@@ -7,12 +7,14 @@ use std::io::Write;
 use std::sync::Arc;
 
 use anyhow::Result;
+use mantissa_jobs::names::Engine;
 use mantissa_jobs::{Job, ServeServices};
 use mantissa_serve::{Render, RenderError};
 use mantissa_store::Paths;
 use serde_json::Value;
 
 use super::execute::Execute;
+use super::load_preview::LoadPreview;
 use super::render_chat::Renderer;
 use crate::context::Context;
 use crate::help::Group;
@@ -44,6 +46,13 @@ impl Execute for Args {
     /// # Errors
     /// A model that cannot be run, an address that cannot be listened on, a key file that cannot be read.
     fn run(&self, context: &Context) -> Result<()> {
+        if self.dry_run {
+            let job = self.job();
+            let (needs, grammars) = job.preview(context)?;
+            let models = job.models.iter().map(|served| &served.model).chain(&job.draft);
+            let preview = LoadPreview::new(models, Engine::Fast, needs, context)?;
+            return preview.with_grammars(grammars).report(context);
+        }
         let log: fn(&str) = |line| terminal::to_stderr(line);
         let services = ServeServices {
             renderer: Arc::new(Processes(Renderer::new(self.model.named()))),

@@ -80,8 +80,8 @@ fn every_engine_has_a_choice_that_its_rules_accept() {
 #[test]
 fn the_choice_depends_on_bits_shapes_and_gpu() {
     assert_eq!(chosen("demo", "llama.cpp", "8")["recipe"], "q8_0");
-    // Rows of 128 fall back from blocks of 256 to wider types: 4.5 bits in blocks of 32 instead of 5.85, and no 3 bits.
-    assert_eq!(chosen("demo", "llama.cpp", "4")["recipe"], "iq4_nl");
+    // Rows of 128 fall back from blocks of 256 to wider types: Q4_K_M to 5.85 bits, IQ4_XS to 4.5, and no 3 bits.
+    assert_eq!(chosen("demo", "llama.cpp", "4")["recipe"], "iq4_xs");
     let line = fail(2, &["quantize", "demo", "--for", "llama.cpp", "--bits", "3", "--dry-run"]);
     assert!(line.contains("bits per weight here") && line.contains("fix: --bits 4"), "{line}");
     let (any, blackwell) = (chosen("demo", "vllm", "4"), chosen("demo", "vllm:gpu=b200", "4"));
@@ -104,8 +104,10 @@ fn the_choice_depends_on_bits_shapes_and_gpu() {
 
 #[test]
 fn bits_that_nothing_measured_has_are_answered_with_those_that_work() {
-    let line = fail(2, &["quantize", "demo", "--for", "vllm", "--bits", "3", "--dry-run"]);
-    assert!(line.contains("3-bit recipe that loads in vllm") && line.contains("fix: --bits 4"), "{line}");
+    let line = fail(2, &["quantize", "demo", "--for", "sglang", "--bits", "3", "--dry-run"]);
+    assert!(line.contains("3-bit recipe that loads in sglang") && line.contains("fix: --bits 4"), "{line}");
+    // vLLM has kernels for int3, which was measured.
+    assert_eq!(chosen("demo", "vllm", "3")["recipe"], "gptaq-int3-g128-asym");
     assert!(fail(2, &["quantize", "demo"]).contains("--recipe"));
     assert!(fail(2, &["quantize", "demo", "--recipe", "nf4", "--bits", "4"]).contains("--bits"));
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod adapters;
+mod agreement;
 mod arguments;
 mod calibrated;
 mod cast;
@@ -17,6 +18,7 @@ mod diagnose;
 mod diff;
 mod distill;
 mod doctor;
+mod dry_runs;
 mod explain;
 mod finetune;
 mod finetune_chat;
@@ -49,6 +51,7 @@ mod multimodal;
 mod names;
 mod outputs;
 mod plan;
+mod printed;
 mod quality;
 mod quantized_source;
 mod ranges;

@@ -214,7 +214,10 @@ fn what_cannot_be_planned_is_said() {
         (vec!["plan", "--params", "8B", "--hardware", "h101"], "h100"),
         (vec!["plan", "no/such/folder"], "config.json"),
         (vec!["plan", "demo", "--context", "4096", "--hardware", "h100"], "--context 512"),
-        (vec!["plan", "--params", "8B", "--hardware", "h100", "--kv", "fp3"], "f16, fp8, int8 or int4"),
+        (
+            vec!["plan", "--params", "8B", "--hardware", "h100", "--kv", "fp3"],
+            "f16, fp8, fp8-head, int8, nvfp4 or int4",
+        ),
         (vec!["plan", "--params", "8B", "--hardware", "h100", "--prefill", "9000"], "--context"),
         (vec!["plan", "demo", "--params", "8B"], "--params"),
         (vec!["plan", "--params", "8B", "--hardware", "none.json"], "none.json"),

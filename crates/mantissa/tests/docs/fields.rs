@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::{output_in, root, strict_json};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 20] = [
+const REPORTS: [(&[&str], &str); 23] = [
     (&["plan"], "plan demo --hardware h100"),
     (&["plan"], "plan demo --hardware h100 --train"),
     (&["explain"], "explain w4a16 demo --hardware h100"),
@@ -19,6 +19,9 @@ const REPORTS: [(&[&str], &str); 20] = [
     (&["eval"], "eval q --reference demo --task cloze"),
     (&["rebuild"], "rebuild q/quality.json --source demo --out again"),
     (&["run"], "run q -p Once -n 4"),
+    (&["dry runs"], "run q -p Once -n 4 --dry-run"),
+    (&["dry runs"], "eval q --reference demo --text sample.txt --dry-run"),
+    (&["dry runs"], "serve q --dry-run"),
     (&["bench"], "bench q --prompt 16 --gen 4 --reps 1 --explain"),
     (&["diff"], "diff q demo -p Once -n 4"),
     (&["inspect"], "inspect q"),

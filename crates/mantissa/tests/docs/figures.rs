@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use mantissa_plan::figures::{FIGURES, Figure, MODELS, figure};
-use mantissa_plan::offers::{OFFERS, Offer};
+use mantissa_plan::precision::{CANDIDATES, Precision};
 
 /// Writes a number without its leading zero, as the results pages do.
 fn short(value: f64, digits: usize) -> String {
@@ -29,29 +29,34 @@ fn seconds(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| format!("{value}"))
 }
 
-/// The recipes that `quantize --for` chooses from, one line for each recipe and figure.
+/// The recipes that `plan` and `quantize --for` choose from, one line for each recipe and figure.
 pub fn offers() -> String {
     let mut table = "| `--bits` | recipe | format | bits/weight | KL, ref-8m | KL, ref-32m | top-1, % | CPU-s |\n|---|---|---|---|---|---|---|---|\n".to_owned();
-    let same = |a: &Offer, b: &Offer| {
-        a.recipe == b.recipe && a.bits == b.bits && MODELS.iter().all(|model| of(model, a) == of(model, b))
+    let measured: Vec<&Precision> =
+        CANDIDATES.iter().filter(|row| !row.is_dense() && row.measured_kl().is_some()).collect();
+    let same = |a: &Precision, b: &Precision| {
+        a.recipe == b.recipe
+            && a.nominal == b.nominal
+            && MODELS.iter().all(|model| of(model, a) == of(model, b))
     };
-    for (at, offer) in OFFERS.iter().enumerate() {
-        if OFFERS[..at].iter().any(|earlier| same(earlier, offer)) {
+    for (at, row) in measured.iter().enumerate() {
+        if measured[..at].iter().any(|earlier| same(earlier, row)) {
             continue;
         }
         let formats: Vec<_> =
-            OFFERS[at..].iter().filter(|other| same(other, offer)).map(|other| other.format).collect();
-        let only = match (offer.spare, offer.least_sm) {
-            (true, _) => ", where no other fits".to_owned(),
-            (_, Some(sm)) => format!(", with a GPU of SM {}.{} or later", sm / 10, sm % 10),
+            measured[at..].iter().filter(|other| same(other, row)).map(|other| other.convention).collect();
+        let only = match (row.offered.spare, row.offered.least_sm, row.inputs) {
+            (true, ..) => ", where no other fits".to_owned(),
+            (_, Some(sm), None) => format!(", after others below SM {}.{}", sm / 10, sm % 10),
+            (_, Some(sm), Some(_)) => format!(", with a GPU of SM {}.{} or later", sm / 10, sm % 10),
             _ => String::new(),
         };
-        let [small, large] = MODELS.map(|model| of(model, offer));
+        let [small, large] = MODELS.map(|model| of(model, row));
         writeln!(
             table,
             "| {} | `{}`{only} | {} | {} | {} | {} | {} | {} |",
-            offer.bits,
-            offer.recipe,
+            row.nominal,
+            row.recipe.unwrap_or_default(),
             formats.join(", "),
             cell(small.and_then(|figure| figure.bits), 3),
             kl(small),
@@ -64,8 +69,8 @@ pub fn offers() -> String {
     table
 }
 
-fn of(model: &str, offer: &Offer) -> Option<&'static Figure> {
-    figure(model, offer.recipe, Some(offer.format))
+fn of(model: &str, row: &Precision) -> Option<&'static Figure> {
+    figure(model, row.offered.bound.or(row.recipe)?, Some(row.convention))
 }
 
 /// Every recipe measured on `model`, beside the other model.

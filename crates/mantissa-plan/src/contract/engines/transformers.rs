@@ -6,7 +6,7 @@ use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::subject::{FormatClass, Observed};
 use crate::hardware::Maker;
 
-use FormatClass::{Book, Fp8Tiles, Int8, IntWeights, Mxfp4};
+use FormatClass::{Book, Fp8Tiles, Int8, IntFp8, IntWeights, Mxfp4};
 use Inputs::{Fp8Group, None};
 use Scales::{Group, Row};
 use Severity::Refused;
@@ -82,7 +82,7 @@ const RULES: &[Rule] = &[
         conventions: &["compressed-tensors"],
         severity: Refused,
         requires: "packed integers without zero points: from_pretrained stops at the size of weight_zero_point (CompressedTensorsConfig(dequantize=True) loads them)",
-        check: Check::NoZeroPoints(&[IntWeights]),
+        check: Check::NoZeroPoints(&[IntWeights, IntFp8]),
         source: LOADED,
         fix: "use a symmetric scheme",
     },

@@ -6,7 +6,7 @@ use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::subject::{FormatClass, Observed};
 use crate::hardware::Maker;
 
-use FormatClass::{Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
+use FormatClass::{Fp8, Fp8Tiles, Int8, IntFp8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Inputs::{Fp8Dynamic, Fp8Group, Fp8Static, Fp8Token, Int8Static, Int8Token, Mx, None};
 use Scales::{Group, Row, Tensor};
 use Severity::{Refused, Warning};
@@ -61,6 +61,7 @@ pub(super) static ENGINE: Engine = Engine {
 const METHODS: &str =
     "vllm 0.33.0 vllm/model_executor/layers/quantization/__init__.py (get_quantization_config)";
 const CT: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (_get_scheme_from_parts)";
+const W4A8: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (_is_fp8_w4a8_sm90)";
 const WNA16: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_wNa16.py; humming-kernels 0.1.19 for what Marlin has not";
 const AUTO_GPTQ: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/auto_gptq.py (TYPE_MAP)";
 const MARLIN: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/utils/marlin_utils.py (MARLIN_SUPPORTED_GROUP_SIZES)";
@@ -101,9 +102,10 @@ const RULES: &[Rule] = &[
         id: "vllm-ct-schemes",
         conventions: &["compressed-tensors"],
         severity: Refused,
-        requires: "integers per row or group with unquantized or int8 inputs, int8 or FP8 per tensor or row with inputs alike, FP8 tiles, NVFP4, MXFP4 or MXFP8",
+        requires: "integers per row or group with unquantized or int8 inputs, int4 in groups with FP8 inputs per token, int8 or FP8 per tensor or row with inputs alike, FP8 tiles, NVFP4, MXFP4 or MXFP8",
         check: Check::Schemes(&[
             Accepted::new(IntWeights, &[Row, Group], &[None, Int8Token]),
+            Accepted::new(IntFp8, &[Group], &[Fp8Token]),
             Accepted::new(Int8, &[Tensor, Row], &[Int8Token, Int8Static]),
             Accepted::new(Fp8, &[Tensor, Row], &[None, Fp8Token, Fp8Dynamic, Fp8Static]),
             Accepted::new(Fp8Tiles, &[], &[None, Fp8Token, Fp8Group, Fp8Dynamic]),
@@ -113,6 +115,24 @@ const RULES: &[Rule] = &[
         ]),
         source: CT,
         fix: "use int4, int8, FP8, NVFP4 or MXFP4",
+    },
+    Rule {
+        id: "vllm-w4a8-gpu",
+        conventions: &["compressed-tensors"],
+        severity: Refused,
+        requires: "SM 9.0 (Hopper) for integer weights with FP8 inputs",
+        check: Check::Capability { kinds: &[IntFp8], least: 90, end: Some(91) },
+        source: W4A8,
+        fix: "use a Hopper GPU, or int4 with unquantized inputs",
+    },
+    Rule {
+        id: "vllm-w4a8-zero",
+        conventions: &["compressed-tensors"],
+        severity: Refused,
+        requires: "4-bit weights without zero points where inputs are FP8",
+        check: Check::NoZeroPoints(&[IntFp8]),
+        source: W4A8,
+        fix: "use symmetric int4",
     },
     Rule {
         id: "vllm-int8-zero",
@@ -250,6 +270,7 @@ mod cases {
         Case::takes("compressed-tensors", "fp8-e4m3-channel", "fp8-e4m3-token", CT),
         Case::takes("compressed-tensors", "fp8-e4m3-channel", "", CT),
         Case::takes("compressed-tensors", "fp8-e4m3-tensor", "fp8-e4m3-tensor@static", CT),
+        Case::takes("compressed-tensors", "int4-g128", "fp8-e4m3-token", CT).with("gpu=h100"),
         Case::takes("compressed-tensors", "nvfp4:ct", "", CT),
         Case::takes("compressed-tensors", "nvfp4:ct", "nvfp4", CT),
         Case::takes("compressed-tensors", "mxfp4", "", CT),
@@ -266,6 +287,9 @@ mod cases {
         Case::refuses("compressed-tensors", "fp8-e4m3-g128", "", "vllm-ct-schemes", CT),
         Case::refuses("compressed-tensors", "nvfp4:ct", "fp8-e4m3-token", "vllm-ct-schemes", CT),
         Case::refuses("compressed-tensors", "int8-channel-asym", "int8-token", "vllm-int8-zero", CT),
+        Case::refuses("compressed-tensors", "int4-g128-asym", "fp8-e4m3-token", "vllm-w4a8-zero", CT),
+        Case::refuses("compressed-tensors", "int4-g128", "fp8-e4m3-token", "vllm-w4a8-gpu", CT)
+            .with("gpu=b200"),
         Case::refuses(
             "compressed-tensors",
             "int4-g8",

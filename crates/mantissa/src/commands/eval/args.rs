@@ -74,6 +74,9 @@ pub struct Args {
     engine: Engine,
     #[command(flatten, next_help_heading = "Evaluation")]
     adapter: AdapterArgs,
+    /// Say what would be loaded and its memory; measure nothing
+    #[arg(long, help_heading = "Output")]
+    pub(super) dry_run: bool,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
     per_window: Option<PathBuf>,
@@ -131,6 +134,11 @@ struct TaskArgs {
 }
 
 impl Args {
+    /// Returns the models to load.
+    pub(super) fn models(&self) -> impl Iterator<Item = &mantissa_jobs::ModelPath> {
+        [Some(&self.model), self.reference.as_ref()].into_iter().flatten().map(ModelPath::job_path)
+    }
+
     /// Returns the job.
     pub(super) fn job(&self, seed: u64) -> Evaluate {
         let TaskArgs { task, chat, max_accuracy_drop, per_item } = &self.tasks;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use mantissa_jobs::parse_count;
+use mantissa_plan::contract::{Engine, EngineTarget};
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::recommend::MAX_KL;
@@ -24,6 +25,7 @@ use super::subject::Subject;
   mantissa plan path/to/config.json --hardware h100 --batch 64 --context 8192
   mantissa plan --params 30B-A3B --hardware a100 --devices 2
   mantissa plan --params DeepSeek-V3 --hardware h200 --devices 8 --parallel data
+  mantissa plan --params 8B --hardware h100 --for vllm --bits 8
   mantissa plan --params 8B --hardware h100 --train
   mantissa plan --params 70B --hardware h100 --train qlora")]
 pub struct Args {
@@ -59,9 +61,20 @@ pub struct Args {
     pub(super) reduce_bits: u8,
     /// Storage of keys and values: f16, fp8, int8, int4
     ///
-    /// [default: the widest that fits]
+    /// Also fp8-head (a stored scale for each head) and nvfp4, which the default does not choose. [default: the widest that
+    /// fits]
     #[arg(long, value_name = "SCHEME", value_parser = kv)]
     pub(super) kv: Option<Kv>,
+    /// Engine that is to run it, such as vllm
+    ///
+    /// Only precisions that it runs on this hardware, in the format of its users, as mantissa quantize --for chooses them.
+    #[arg(long = "for", value_name = "ENGINE", value_parser = engine, conflicts_with = "train")]
+    pub(super) engine: Option<&'static Engine>,
+    /// Nominal bits per weight, 2 to 8
+    ///
+    /// Its measured loss is not limited then.
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u32).range(2..=8), conflicts_with_all = ["train", "max_kl"])]
+    pub(super) bits: Option<u32>,
     /// Largest measured loss to recommend
     ///
     /// KL in nats/token on our own models.
@@ -80,6 +93,15 @@ pub struct Args {
 /// Parses a KV scheme.
 fn kv(text: &str) -> Result<Kv, String> {
     Kv::named(text).map_err(|error| error.to_string())
+}
+
+/// Parses the name of an engine.
+fn engine(text: &str) -> Result<&'static Engine, String> {
+    match EngineTarget::parse(text) {
+        Ok(EngineTarget { engine, tp: 1, gpu: None }) => Ok(engine),
+        Ok(_) => Err("expected an engine alone: --hardware names the GPU, --devices their number".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Parses a way of sharing.

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use mantissa_eval::verdict::Verdict;
 use mantissa_plan::figures::PAGE;
 use mantissa_plan::recommend::{Answer, Load, Row, rate};
+use mantissa_quant::Recipe;
 
 use super::asked::{Asked, measures};
 use crate::output::{Align, Table, bytes, labelled, paragraph};
@@ -87,9 +88,20 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
         let model = asked.args.subject.model();
         let model =
             model.map_or_else(|| "MODEL".to_owned(), |model| super::super::next_steps::quoted(model.typed()));
-        let format = answer.rows.iter().find(|row| row.precision.recipe == Some(recipe));
-        let format = format.filter(|row| row.precision.convention == "mlx").map_or("", |_| " --format mlx");
-        labelled(out, "make", &format!("mantissa quantize {model} --recipe {recipe}{format}"))?;
+        let row = answer.rows.iter().find(|row| Some(row.precision.name) == choice.precision);
+        match row.and_then(|row| row.loads.elsewhere) {
+            Some(other) => {
+                labelled(
+                    out,
+                    "make",
+                    &format!(
+                        "with {}: mantissa does not write what {} loads here ({})",
+                        other.tool, other.engine, other.source
+                    ),
+                )?;
+            }
+            None => labelled(out, "make", &makes(&model, recipe, choice.format))?,
+        }
     }
     labelled(out, "measure", &measures(asked.args.subject.model()))?;
     match &asked.args.html {
@@ -97,6 +109,15 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
         Some(file) => writeln!(out, "page        {}", file.display()),
         None => Ok(()),
     }
+}
+
+/// Returns the command that makes the choice. The recipe finds its format, unless several hold it.
+fn makes(model: &str, recipe: &str, format: Option<&str>) -> String {
+    let named = format.filter(|format| !["compressed-tensors", "gguf", "bitsandbytes"].contains(format));
+    let format = named.map_or_else(String::new, |format| format!(" --format {format}"));
+    let calibrated = Recipe::load(recipe).is_ok_and(|recipe| recipe.needs_calibration());
+    let text = if calibrated { " --calibration default" } else { "" };
+    format!("mantissa quantize {model} --recipe {recipe}{format}{text}")
 }
 
 /// Names the choice with its engines and the precision of each phase.

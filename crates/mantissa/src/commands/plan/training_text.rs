@@ -79,7 +79,11 @@ pub(super) fn print(
     let speed =
         format!("{} tokens/s on one device with 16-bit products", text::interval(answer.tokens_per_s));
     labelled(out, "speed", &speed)?;
-    labelled(out, "measure", "mantissa train --init small > run.toml; mantissa train run.toml --dry-run")?;
+    labelled(
+        out,
+        "measure",
+        "mantissa train --init small --data text.txt > run.toml; mantissa train run.toml --dry-run",
+    )?;
     match &asked.args.html {
         // Not wrapped, to be copied.
         Some(file) => writeln!(out, "page        {}", file.display()),

@@ -1,11 +1,13 @@
 //! Generation with the fast engine.
 
 use anyhow::Result;
-use mantissa_jobs::adapter;
+use mantissa_jobs::load_needs::kv_name;
 use mantissa_jobs::sessions::{SessionNeeds, policy_to_set, same_vocabulary};
-use mantissa_model::{GenerateOptions, StopReason, Tokenizer, load_config};
+use mantissa_jobs::{LoadNeeds, adapter};
+use mantissa_model::{GenerateOptions, KvPolicy, StopReason, Tokenizer, load_config};
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions};
+use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
 use super::answer::{Answer, Drafted, Writer};
@@ -60,6 +62,52 @@ fn parts(needs: &SessionNeeds) -> String {
     )
 }
 
+/// Files that are open, with the memory that they are predicted to take.
+struct Opened<'a> {
+    draft: Option<ModelFiles>,
+    adapter: Option<AdapterFiles>,
+    policy: Option<&'a KvPolicy>,
+    sizes: RuntimeOptions,
+    needs: SessionNeeds,
+    predicted: u64,
+}
+
+impl<'a> Opened<'a> {
+    /// Opens the model and, if there is one, the draft model, if memory holds them and a session for prompts of up to
+    /// `prompt` tokens at a time.
+    fn new(
+        args: &'a Args,
+        files: &'a ModelFiles,
+        (prompt, options): (usize, &GenerateOptions),
+        context: &Context,
+    ) -> Result<Self> {
+        let draft = args.draft.as_ref().map(|draft| model::open(draft, context)).transpose()?;
+        // Before weights are read for the prediction.
+        let stored = draft.iter().chain([files]).map(|files| files.checkpoint().total_bytes() / 2).sum();
+        context.require_more_memory("run: weights", stored)?;
+        let sizes = sizes(args, prompt, options);
+        let adapter = adapter::open(args.adapter.named())?;
+        let mut needs = SessionNeeds::default();
+        let policy = policy_to_set(args.kv.as_ref(), files);
+        needs.add_model(files, (policy, adapter.as_ref()), &sizes, context.threads)?;
+        draft.iter().try_for_each(|draft| needs.add_draft(draft, &sizes, context.threads))?;
+        let predicted = context.require_more_memory(&format!("run: {}", parts(&needs)), needs.peak())?;
+        Ok(Opened { draft, adapter, policy, sizes, needs, predicted })
+    }
+}
+
+/// Predicts what [`Loaded::load`] would load.
+pub(super) fn preview(
+    args: &Args,
+    files: &ModelFiles,
+    sizes: (usize, &GenerateOptions),
+    context: &Context,
+) -> Result<LoadNeeds> {
+    let opened = Opened::new(args, files, sizes, context)?;
+    let kv = kv_name(args.kv.as_ref(), files, "f16");
+    Ok(opened.needs.described(1, opened.sizes.context, kv, opened.predicted))
+}
+
 impl Loaded {
     /// Loads the model and, if there is one, the draft model, if memory holds them and a session for prompts of up to
     /// `prompt` tokens at a time.
@@ -67,33 +115,22 @@ impl Loaded {
         args: &Args,
         files: &ModelFiles,
         tokenizer: &Tokenizer,
-        (prompt, options): (usize, &GenerateOptions),
+        sizes: (usize, &GenerateOptions),
         context: &Context,
     ) -> Result<Self> {
-        let others: Vec<_> =
-            args.draft.iter().map(|draft| model::open(draft, context)).collect::<Result<_, _>>()?;
-        // Before weights are read for the prediction.
-        let stored = others.iter().chain([files]).map(|files| files.checkpoint().total_bytes() / 2).sum();
-        context.require_more_memory("run: weights", stored)?;
-        let sizes = sizes(args, prompt, options);
-        let adapter = adapter::open(args.adapter.named())?;
-        let mut needs = SessionNeeds::default();
-        let policy = policy_to_set(args.kv.as_ref(), files);
-        needs.add_model(files, (policy, adapter.as_ref()), &sizes, context.threads)?;
-        others.iter().try_for_each(|draft| needs.add_draft(draft, &sizes, context.threads))?;
-        let parts = parts(&needs);
-        let predicted = context.require_more_memory(&format!("run: {parts}"), needs.peak())?;
+        let Opened { draft, adapter, policy, sizes, needs, predicted } =
+            Opened::new(args, files, sizes, context)?;
         let vocabulary = load_config(files)?.vocab_size;
-        let draft = others.first().map(|files| {
-            same_vocabulary(files, tokenizer, vocabulary, context)?;
-            Ok::<_, anyhow::Error>(FastModel::load(files, context.threads)?)
+        let draft = draft.map(|files| {
+            same_vocabulary(&files, tokenizer, vocabulary, context)?;
+            Ok::<_, anyhow::Error>(FastModel::load(&files, context.threads)?)
         });
         let draft = draft.transpose()?;
         let mut model = adapter::fast(files, adapter.as_ref(), context.threads)?;
         if let Some(policy) = policy {
             model.set_kv(policy)?;
         }
-        Ok(Loaded { draft, model, sizes, parts, predicted })
+        Ok(Loaded { draft, model, sizes, parts: parts(&needs), predicted })
     }
 
     /// Plans the session.

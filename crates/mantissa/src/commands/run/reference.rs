@@ -4,18 +4,24 @@ use std::ops::ControlFlow;
 
 use anyhow::Result;
 use mantissa_jobs::model::open;
-use mantissa_jobs::{ModelUse, adapter};
+use mantissa_jobs::{LoadNeeds, ModelUse, adapter};
 use mantissa_model::{Decoder, GenerateOptions, Tokenizer, generate};
+use mantissa_store::convention::ModelFiles;
 
 use super::answer::{Answer, Writer};
 use super::args::Args;
 use crate::context::Context;
 
-/// Loads the model for a prompt of `prompt` tokens in a context of `limit`.
-pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) -> Result<Decoder> {
+/// Calls `run` with the use of the model for a prompt of `prompt` tokens in a context of `limit`.
+fn with_usage<R>(
+    args: &Args,
+    (prompt, limit): (usize, usize),
+    context: &Context,
+    run: impl FnOnce(ModelUse<'_>) -> Result<R>,
+) -> Result<R> {
     let adapter = adapter::open(args.adapter.named())?;
     let calibration = args.calibration.value();
-    let used = ModelUse {
+    run(ModelUse {
         pass: prompt.min(mantissa_model::PREFILL),
         longest: prompt.saturating_add(args.n).min(limit),
         threads: 1,
@@ -24,8 +30,26 @@ pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) 
         kv: args.kv.as_ref(),
         calibration: Some((&calibration, context.seed)),
         adapter: adapter.as_ref(),
-    };
-    Ok(used.load(open(&args.model, context)?, None, context)?.0.decoder)
+    })
+}
+
+/// Loads the model for a prompt of `prompt` tokens in a context of `limit`.
+pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) -> Result<Decoder> {
+    let files = open(&args.model, context)?;
+    with_usage(args, (prompt, limit), context, |used| Ok(used.load(files, None, context)?.0.decoder))
+}
+
+/// Predicts what [`load`] would load of `files`.
+pub(super) fn preview(
+    args: &Args,
+    files: &ModelFiles,
+    sizes: (usize, usize),
+    context: &Context,
+) -> Result<LoadNeeds> {
+    with_usage(args, sizes, context, |used| {
+        used.require(&[files], context)?;
+        Ok(used.needs(&[files])?)
+    })
 }
 
 /// Continues `prompt`.
