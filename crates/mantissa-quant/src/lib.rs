@@ -52,6 +52,7 @@ mod tables;
 mod transform;
 
 // Layer: Verification and memory.
+mod arithmetic;
 mod assess;
 pub mod memory;
 pub mod verify;

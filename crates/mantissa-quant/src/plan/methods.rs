@@ -1,15 +1,12 @@
 //! Method of each layer of a plan.
 
 use mantissa_methods::Method;
-use mantissa_methods::method::{Arithmetic, Buffer, Extent, Fisher, Needs, Phase, Work};
+use mantissa_methods::method::{Buffer, Extent, Fisher, Needs, Phase, Work};
 use mantissa_model::{LinearInfo, LinearInput};
-use mantissa_num::Scheme;
 use serde::Serialize;
 
 use super::Plan;
 use super::mixed::MethodId;
-use crate::calibrate::CalibrationSet;
-use crate::{memory, transform};
 
 /// Layers of a plan under one of several methods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -71,18 +68,6 @@ impl Plan {
     /// Returns the buffers of `phase` of the method of a layer.
     pub(crate) fn buffers(&self, info: &LinearInfo, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         self.method_of(info).map_or_else(Vec::new, |method| method.buffers(phase, extent))
-    }
-
-    /// Returns the arithmetic on a layer of `scheme`: that of the transform, and that of the method.
-    pub fn arithmetic(&self, info: &LinearInfo, scheme: &Scheme) -> [Arithmetic; 2] {
-        let extent = memory::extent(self, info, scheme);
-        let transform = self.job.recipe().and_then(|recipe| recipe.transform.as_ref());
-        let tokens =
-            self.options.calibration.as_ref().map_or(0, CalibrationSet::tokens).min(transform::TOKENS);
-        [
-            transform.map_or_else(Arithmetic::default, |transform| transform.arithmetic(&extent, tokens)),
-            self.method_of(info).map_or_else(Arithmetic::default, |method| method.arithmetic(&extent)),
-        ]
     }
 
     /// Iterates over the layers that read `input` of decoder layer `layer` and are not only rounded to nearest.
