@@ -9,7 +9,7 @@ use mantissa_plan::figures::PAGE;
 use mantissa_plan::hardware::{Device, Maker};
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::precision::{CANDIDATES, Precision, SURPLUS, Suits, too_wide};
-use mantissa_plan::recommend::{Entry, Load, Wish, best, evaluate};
+use mantissa_plan::recommend::{Entry, Load, Row, Wish, best, evaluate};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::recipe::spelled_out;
 use mantissa_quant::{Options, Plan, QuantError, Recipe};
@@ -185,7 +185,7 @@ impl Search<'_> {
                 continue;
             }
             let row = rows.iter().flatten().find(|row| row.precision == *precision && self.format.is_none());
-            let refused = row.and_then(|row| row.refusal());
+            let refused = row.and_then(Row::refusal);
             let fits = fits(precision, container, self.source, self.targets);
             let fits = fits.and_then(|()| refused.map_or(Ok(()), Err));
             let entry = match row {

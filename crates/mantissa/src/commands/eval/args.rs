@@ -74,7 +74,7 @@ pub struct Args {
     engine: Engine,
     #[command(flatten, next_help_heading = "Evaluation")]
     adapter: AdapterArgs,
-    /// Say what would be loaded and its memory; measure nothing
+    /// Say what would be loaded; measure nothing
     #[arg(long, help_heading = "Output")]
     pub(super) dry_run: bool,
     /// Write the sums of each window to this JSON file

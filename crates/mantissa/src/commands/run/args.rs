@@ -127,9 +127,9 @@ pub struct Args {
     /// Source of proposed tokens
     ///
     /// A draft model takes precedence. lookup continues earlier places of the text that end alike, as long as that pays. Changes no token.
-    #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, default_missing_value = "lookup", default_value_t = Speculate::Lookup, help_heading = "Speed")]
+    #[arg(long, value_enum, value_name = "FROM", num_args = 0..=1, default_missing_value = "lookup", default_value_t = Speculate::Lookup, help_heading = "Speed")]
     pub(super) speculate: Speculate,
-    /// Say what would be loaded and its memory; generate nothing
+    /// Say what would be loaded; generate nothing
     #[arg(long, help_heading = "Speed")]
     pub(super) dry_run: bool,
     #[command(flatten, next_help_heading = "Adapter")]

@@ -151,13 +151,13 @@ pub struct Args {
     /// It has the same vocabulary. Changes no token, only the speed.
     #[arg(long, value_name = "MODEL", help_heading = "Speed")]
     draft: Option<ModelPath>,
-    /// Say what would be loaded and its memory; serve nothing
+    /// Say what would be loaded; serve nothing
     #[arg(long, help_heading = "Server")]
     pub(super) dry_run: bool,
     /// Source of proposed tokens
     ///
     /// As run --speculate.
-    #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, default_missing_value = "lookup", default_value_t = Speculate::Lookup, help_heading = "Speed")]
+    #[arg(long, value_enum, value_name = "FROM", num_args = 0..=1, default_missing_value = "lookup", default_value_t = Speculate::Lookup, help_heading = "Speed")]
     speculate: Speculate,
 }
 
