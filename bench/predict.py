@@ -3,7 +3,7 @@
 
     bench/predict.py MANTISSA MODEL [--only REGEX] [--threads N] [--out NAME]
 
-One recipe of each method and transform on MODEL with the built-in calibration text. Each run follows its own prediction, so that
+One recipe of each method and transform on MODEL with 32 windows of the built-in calibration text. Each run follows its own prediction, so that
 both see the same machine. Prints predicted and measured seconds, CPU seconds, and their ratio; exits 1 if one is further
 than a factor of 1.5 off (runs under 5 s count as right if predicted under 10 s). Writes NAME.json and NAME.md with --out.
 """
@@ -29,7 +29,7 @@ FACTOR = 1.5
 
 
 def run(mantissa, model, recipe, threads, out):
-    command = [mantissa, "quantize", model, "--recipe", recipe, "--format", "native", "--out", out, "--calibration", "default",
+    command = [mantissa, "quantize", model, "--recipe", recipe, "--format", "native", "--out", out, "--calibration", "default", "--samples", "32",
                "--threads", str(threads), "--quiet", "--json"]
     done = subprocess.run([*command, "--dry-run"], capture_output=True, text=True)
     if done.returncode != 0:

@@ -74,7 +74,7 @@ fn of_methods(plan: &Plan, tokens: usize) -> Time {
     let of_weight = |(info, scheme): (&LinearInfo, &Scheme)| {
         let (weights, needs) = ((info.rows * info.cols) as f64, plan.needs_of(info));
         // The solution and RTN's are compared by the second moments of the input.
-        let judged = if needs.judged && needs.text { 2.0 * weights * info.cols as f64 } else { 0.0 };
+        let judged = if needs.judged && plan.runs_text() { 2.0 * weights * info.cols as f64 } else { 0.0 };
         let judged = Time { products: judged, seconds: 0.0 };
         plan.arithmetic(info, scheme).iter().map(|part| time(weights, part)).fold(judged, Time::add)
     };
@@ -86,11 +86,12 @@ fn of_methods(plan: &Plan, tokens: usize) -> Time {
 fn of_passes(plan: &Plan, tokens: usize) -> Time {
     let (tokens, weights) = (tokens as f64, plan.linear_weights() as f64);
     let Some(recipe) = plan.job.recipe().filter(|_| plan.runs_text()) else { return Time::default() };
-    let (text, drift) = (recipe.needs(|needs| needs.text), recipe.needs(|needs| needs.drift));
+    let drift = recipe.needs(|needs| needs.drift);
     // A layer runs once to collect statistics, once with its quantized weights, and once more beside the unquantized model.
-    let passes = if text { 2.0 } else { 1.0 } + if drift { 1.0 } else { 0.0 };
+    let passes = if drift { 3.0 } else { 2.0 };
     let squares = |info: &LinearInfo| (info.cols * info.cols) as f64;
-    let calibrated = || plan.quantized().map(|(info, _)| info).filter(|info| plan.needs_of(info).text);
+    let has_moments = |info: &&LinearInfo| plan.needs_of(info).text || plan.needs_of(info).judged;
+    let calibrated = || plan.quantized().map(|(info, _)| info).filter(has_moments);
     // Second moments are symmetric; the drift has two more matrices.
     let moments = calibrated().map(squares).sum::<f64>() * tokens / 2.0 * if drift { 3.0 } else { 1.0 };
     let all = plan.config.parameters() as f64;

@@ -25,14 +25,6 @@ const PLANS: [&str; 12] = [
     "--hardware this --for mantissa --bits 2",
 ];
 
-/// Commands of `explain` that name what a model of 512 tokens has not, or leave out a calibration; their texts are data of
-/// `explain`, which its own tests check.
-const OF_OTHER_MODELS: [&str; 3] = [
-    "mantissa quantize demo --recipe awq-int4-g128-asym --text text.txt",
-    "mantissa quantize demo --recipe w8a8-smooth --dry-run",
-    "mantissa eval demo --text text.txt --kv int8 --context 8192",
-];
-
 /// Folder with the files that printed commands name.
 struct Place(TempDir);
 
@@ -155,8 +147,7 @@ fn commands_of_explain_run() {
     commands.insert(measured(&succeed(&["explain", "0.1"])));
     commands.insert(measured(&succeed(&["explain", "0.1", "--as", "nvfp4"])));
     assert!(commands.len() >= 25, "{commands:?}");
-    let runs = |line: &String| !OF_OTHER_MODELS.contains(&line.as_str());
-    place.run_all(commands.into_iter().filter(runs));
+    place.run_all(commands);
 }
 
 /// Command after `measure it:`, whose line may be wrapped.
