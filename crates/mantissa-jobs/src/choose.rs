@@ -135,7 +135,8 @@ pub fn loading_bits(described: &Subject, target: &EngineTarget) -> Option<u32> {
         let container = Container::named(candidate.convention);
         let recipe = candidate.recipe.and_then(|recipe| Recipe::load(recipe).ok());
         let usual = target.engine.passes_over(candidate.convention, candidate.offered.native).is_none();
-        let pair = recipe.zip(container).filter(|_| usual && candidate.measured_kl().is_some());
+        let runs = usual && candidate.measured_kl().is_some() && suits_gpu(candidate, target).is_ok();
+        let pair = recipe.zip(container).filter(|_| runs);
         pair.is_some_and(|(recipe, container)| remedy::accepts(described, &recipe, container, target))
     };
     let bits = CANDIDATES.iter().filter(loads).map(|candidate| candidate.nominal);
@@ -245,6 +246,18 @@ impl Search<'_> {
     }
 }
 
+/// Checks that the GPU of a target runs the candidate.
+///
+/// # Errors
+/// The reason why it does not.
+fn suits_gpu(candidate: &Precision, target: &EngineTarget) -> Result<(), String> {
+    let suits = candidate.suits(target.gpu.map(|gpu| gpu.sm));
+    match suits {
+        Suits::No(why) if target.engine.makers.contains(&Maker::Nvidia) => Err(why),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that the recipe can be stored for this model and loads in every target.
 ///
 /// # Errors
@@ -255,11 +268,7 @@ fn fits(
     source: &ModelFiles,
     targets: &[EngineTarget],
 ) -> Result<(), String> {
-    for target in targets.iter().filter(|target| target.engine.makers.contains(&Maker::Nvidia)) {
-        if let Suits::No(why) = candidate.suits(target.gpu.map(|gpu| gpu.sm)) {
-            return Err(why);
-        }
-    }
+    targets.iter().try_for_each(|target| suits_gpu(candidate, target))?;
     let recipe = Recipe::load(candidate.recipe.unwrap_or_default()).map_err(|error| error.to_string())?;
     // Stands for the calibration text, which is not tokenized for a question of shapes.
     let calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));

@@ -5,6 +5,7 @@ mod number;
 use std::io::{self, Write};
 
 use anyhow::Result;
+use mantissa_jobs::parse_count;
 use mantissa_num::{Scheme, nearest_list};
 use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
 use mantissa_plan::parallel::Parallel;
@@ -57,8 +58,10 @@ pub struct Args {
     /// Decides the scale of NVFP4's tensor, and so how that of the block is rounded [default: that of the block].
     #[arg(long, value_name = "X")]
     tensor_amax: Option<f32>,
-    /// Tokens of each sequence [default: at most 8192]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    /// Tokens of each sequence, such as 32k
+    ///
+    /// [default: 8192, or the model's context if that is shorter]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     context: Option<u64>,
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]

@@ -64,6 +64,10 @@ fn printed_commands_run() {
 
 #[test]
 fn answers_follow_model_and_hardware() {
+    let long = |tokens| {
+        json(&["explain", "kv-cache", "--params", "8B", "--hardware", "h100", "--context", tokens, "--json"])
+    };
+    assert_eq!(long("32k"), long("32768"));
     let text = |model: &str, hardware: &str| {
         succeed(&["explain", "w4a16", "--params", model, "--hardware", hardware])
     };

@@ -29,7 +29,7 @@ const PLANS: [&str; 12] = [
 struct Place(TempDir);
 
 impl Place {
-    /// Makes the folder: a text, conversations, a quantized model, a file of weights.
+    /// Makes the folder: a text, conversations, a quantized model, a file of weights, a training run.
     fn new() -> Self {
         let place = Place(TempDir::new().unwrap());
         let stories = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
@@ -42,6 +42,12 @@ impl Place {
         succeed(&["quantize", "demo", "--recipe", "w4a16", "--quiet", "--out", &place.named("quantized")]);
         let weights = place.path().join("quantized/model.safetensors");
         fs::copy(weights, place.path().join("weights.safetensors")).unwrap();
+        let steps = "--set schedule.steps=2 --set schedule.warmup=1 --set data.batch=2 --set data.length=32";
+        let settings = "mantissa train --init small --data text.txt > first.toml";
+        place.run_all([
+            settings.to_owned(),
+            format!("mantissa train first.toml --quiet --set 'out=\"runs/first\"' {steps}"),
+        ]);
         place
     }
 
