@@ -99,7 +99,7 @@ fn every_layout_decodes_to_its_expected_weight() {
 fn tensors_outweigh_what_mlx_lists() {
     let good = folder("mlx-affine4");
     let expected = values(&good.read().unwrap());
-    let dense = weight(&"int8-row".parse().unwrap()).dequantize().unwrap();
+    let dense = weight(&"int8-channel".parse().unwrap()).dequantize().unwrap();
     for (stated, unlisted) in [
         (json!(false), Some(false)),
         (json!(true), None),
