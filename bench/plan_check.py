@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plan_formats import NoFormula, kv_bytes, matrix_bytes, table_bytes
+from plan_formats import NoFormula, kv_bytes, matrix_bytes, of_part, table_bytes
 from plan_models import Model, models
 
 TOLERANCE = 0.005
@@ -186,11 +186,13 @@ class Case:
         parts = 1 if self.by == "pipeline" else self.n
         return 2 * weights, weights, 2 * tokens * self.model.others / parts
 
-    def products(self, precision, tokens):
-        """Bytes, weights and operations of the linear layers on one device in a step of `tokens` tokens. An expert is read if
-        any token calls it."""
+    def products(self, precision, tokens, apart=False):
+        """Bytes, weights and operations of the linear layers, or of those stored apart, on one device in a step of `tokens`
+        tokens. An expert is read if any token calls it."""
         read = weights = operations = 0
         for m in self.model.matrices:
+            if (of_part(precision, m.part) is not precision) != apart:
+                continue
             called = 1 - (1 - m.active) ** tokens
             share = {"pipeline": 1, "expert": 1 if m.part != "experts" else 1 / self.n}.get(self.by, self.share(m.part))
             read += share * m.count * called * matrix_bytes(precision, self.model, m)
@@ -215,7 +217,7 @@ class Case:
         head = table_bytes(precision, model)[1] / (1 if self.by in ("pipeline", "expert") else n)
         cached = of_device * self.read(scheme, depth)
         attention = sum(c.operations(depth, False) for c in model.caches) * sequences / parts
-        work = dict(linear=linear, others=self.unquantized(sequences), cache=cached, attention=attention, tokens=sequences,
+        work = dict(linear=linear, apart=self.products(precision, sequences, True), others=self.unquantized(sequences), cache=cached, attention=attention, tokens=sequences,
                     head=(head, model.table, 2 * sequences * model.table / parts))
         return [self.batch / (slowest * t + self.exchange(sequences, 1)) for t in self.seconds(precision, work)]
 
@@ -229,6 +231,7 @@ class Case:
             filling = (chunks + n - 1) / chunks * self.stage(model.layers)
         parts = 1 if self.by == "pipeline" else n
         linear = [filling * chunks * x for x in self.products(precision, prompts * tokens / chunks)]
+        apart = [filling * chunks * x for x in self.products(precision, prompts * tokens / chunks, True)]
         others = [filling * chunks * x for x in self.unquantized(prompts * tokens / chunks)]
         head = table_bytes(precision, model)[1] / (1 if self.by in ("pipeline", "expert") else n)
         head = [filling * x for x in (head, model.table, 2 * prompts * model.table / parts)]
@@ -238,7 +241,7 @@ class Case:
             cached *= prompts
         attention = sum(c.operations(tokens, True, self.device.maker != "cpu") for c in model.caches)
         attention *= prompts * tokens / parts
-        work = dict(linear=linear, others=others, head=head, cache=filling * cached, attention=filling * attention,
+        work = dict(linear=linear, apart=apart, others=others, head=head, cache=filling * cached, attention=filling * attention,
                     tokens=prompts * tokens / chunks, head_tokens=prompts)
         moved = self.exchange(prompts * tokens, chunks)
         return [prompts * tokens / (t + moved) for t in self.seconds(precision, work)]
@@ -248,12 +251,14 @@ class Case:
         if self.device.maker == "cpu":
             return self.seconds_on_processor(precision, work)
         device, unit = self.device, self.device.unit(precision)
+        apart_unit = device.unit({**precision, **(precision.get("apart") or {})})
         head_unit = unit if precision["convention"] == "gguf" else device.half
         times = []
         for bandwidth, compute in zip(device.shares["bandwidth"], device.shares["compute"]):
-            read = work["linear"][0] + work["others"][0] + work["head"][0] + work["cache"]
+            read = work["linear"][0] + work["apart"][0] + work["others"][0] + work["head"][0] + work["cache"]
             read /= device.bandwidth * bandwidth
             computed = work["linear"][2] / (device.rates[unit] * compute)
+            computed += work["apart"][2] / (device.rates[apart_unit] * compute)
             computed += work["others"][2] / (device.rates[device.half] * compute)
             computed += work["head"][2] / (device.rates[head_unit] * compute)
             computed += work["attention"] / (device.rates[device.half] * compute * GPU_ATTENTION)
@@ -268,7 +273,9 @@ class Case:
         gguf = precision["convention"] == "gguf"
         head = ("q8_0" if precision["name"] == "Q8_0" else "q6_k") if gguf else "bf16"
         step = work["tokens"]
-        for key, scheme, unit, tokens in (("linear", precision["weights"], unit, step), ("others", "bf16", device.half, step),
+        apart = {**precision, **(precision.get("apart") or {})}
+        for key, scheme, unit, tokens in (("linear", precision["weights"], unit, step),
+                                          ("apart", apart["weights"], device.unit(apart), step), ("others", "bf16", device.half, step),
                                           ("head", head, unit if gguf else device.half, work.get("head_tokens", step))):
             read, weights, operations = work[key]
             cost = next((cost for cost in device.costs if scheme.startswith(cost[0])), (scheme, 0, 4, 4))

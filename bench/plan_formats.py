@@ -32,7 +32,7 @@ def more_bits(layers):
 def gguf_types(file_type, role, layers, grouped):
     """Type of the matrices of a role in each layer, without an importance matrix (`llama_tensor_get_type`)."""
     base = {"Q8_0": "q8_0", "Q6_K": "q6_k", "Q5_K_M": "q5_k", "Q4_K_M": "q4_k", "IQ4_XS": "iq4_xs", "Q3_K_M": "q3_k",
-            "Q2_K": "q2_k"}.get(file_type)
+            "Q2_K": "q2_k", "Q5_0": "q5_0", "IQ4_NL": "iq4_nl"}.get(file_type)
     if not base:
         raise NoFormula(file_type)
     types = [base] * layers
@@ -66,6 +66,11 @@ def scheme_bytes(scheme, rows, cols):
         return rows * (cols * bits / 8 + math.ceil(cols / 32))
     if base == "bf16":
         return 2 * rows * cols
+    if element.startswith("trellis"):  # tiles of 16 x 16, a sign for each row and column, a scale for each rotation of rows
+        rotated = math.gcd(rows, 128)
+        return math.ceil(rows / 16) * math.ceil(cols / 16) * 32 * int(element[7:]) + (rows + cols) / 8 + 2 * rows / rotated
+    if base == "fp8-e4m3-tensor":
+        return rows * cols + 2
     if not (element == "fp8" and "channel" in rest or element[:3] == "int" and element[3:].isdigit()):
         raise NoFormula(scheme)
     bits = 8 if element == "fp8" else int(element[3:])
@@ -74,8 +79,15 @@ def scheme_bytes(scheme, rows, cols):
     return rows * (cols * bits / 8 + groups * (2 + asym))
 
 
+def of_part(precision, part):
+    """Precision of a part of the layers: some store attention or shared layers otherwise than experts."""
+    apart = precision.get("apart") or {"parts": []}
+    return {**precision, **apart, "apart": None} if part in apart["parts"] else precision
+
+
 def matrix_bytes(precision, model, m):
     """Mean bytes of the matrices `m`."""
+    precision = of_part(precision, m.part)
     name, convention, scheme = precision["name"], precision["convention"], precision["weights"]
     if convention == "gguf":
         types = gguf_types(name, m.role, m.layers, model.grouped)

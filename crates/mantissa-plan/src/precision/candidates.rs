@@ -166,7 +166,7 @@ const ROWS: &[Precision] = &[
     mlx("MLX 5-bit", 5, 64, "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax"),
     exl2("EXL2 5-bit", 5, "rtn-int5-g128", "int5-g128"),
     mixed(gguf("Q5_K_M", 5, "q5_k_m", "q5_k", ["q5_k", "q6_k"]), file_type::MORE_BITS),
-    spare(gguf("Q5_0", 5, "q5_0", "q5_0", ["q5_0", "q5_0"])),
+    spare(gguf("Q5_0", 5, "q5_0", "q5_0", ["q5_0", "q6_k"])),
     mixed(gguf("Q4_K_M", 4, "q4_k_m", "q4_k", ["q4_k", "q6_k"]), file_type::MORE_BITS),
     mixed(gguf("IQ4_XS", 4, "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]), file_type::IQ4_XS),
     spare(gguf("IQ4_NL", 4, "iq4_nl", "iq4_nl", ["iq4_nl", "q6_k"])),
