@@ -150,7 +150,9 @@ impl Method for Spqr {
     }
 
     fn arithmetic(&self, extent: &Extent<'_>) -> Arithmetic {
-        method::arithmetic(self.gptq, extent)
+        // For each weight the range of its group is searched without it.
+        let columns = method::arithmetic(self.gptq, extent);
+        Arithmetic { steps: columns.steps * extent.group as f64, ..columns }
     }
 }
 

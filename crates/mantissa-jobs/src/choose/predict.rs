@@ -9,11 +9,15 @@ use mantissa_num::Scheme;
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::{Arithmetic, Plan};
 
+/// Share of the speed of a large matrix product that the products of a run reach: most are smaller, and attention, norms and
+/// copies come on top. Measured on ref-8m, as are the constants below (`bench/predict.py`).
+const REACHED: f64 = 0.55;
+
 /// Seconds of one thread for a step on a value, with the vector instructions of AVX2.
 const STEP: f64 = 0.7e-9;
 
 /// Seconds of one thread for a transition of a trellis.
-const TRANSITION: f64 = 0.1e-9;
+const TRANSITION: f64 = 0.34e-9;
 
 /// Time of a multiply-add whose columns depend on one another, relative to one of a matrix product.
 const COLUMNS: f64 = 2.0;
@@ -36,7 +40,7 @@ pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
     let work = of_methods(plan, tokens) + of_passes(plan, tokens) + of_measurements(plan);
     let fixed = plan.linear_weights() as f64 * PER_WEIGHT;
     let many = if threads > 1 { SHARED * threads as f64 } else { 1.0 };
-    (2.0 * work.products / speed() + work.seconds + fixed) / many
+    (2.0 * work.products / (REACHED * speed()) + work.seconds + fixed) / many
 }
 
 /// Work of a run: multiply-adds that take the time of those of a matrix product, and seconds of one thread for the rest.
