@@ -1,4 +1,4 @@
-//! What a command would load, and the memory that it is predicted to take.
+//! Models and sequences that a command would load, and the memory that it is predicted to take.
 
 use mantissa_model::KvPolicy;
 use mantissa_store::convention::ModelFiles;

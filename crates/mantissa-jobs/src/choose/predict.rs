@@ -85,8 +85,8 @@ fn of_methods(plan: &Plan, tokens: usize) -> Time {
     plan.quantized().map(of_weight).fold(Time::default(), Time::add)
 }
 
-/// Work of running the model over the calibration text: for the statistics of inputs, Fisher information, learned
-/// rotations, and the training of scales.
+/// Work of running the model over the calibration text: for the statistics of inputs, Fisher information, and the training
+/// of scales.
 fn of_passes(plan: &Plan, tokens: usize) -> Time {
     let (tokens, weights) = (tokens as f64, plan.linear_weights() as f64);
     let Some(recipe) = plan.job.recipe().filter(|_| plan.runs_text()) else { return Time::default() };

@@ -16,7 +16,7 @@ pub(super) struct Correction {
     pub(super) id: u32,
     /// Statement.
     pub(super) said: String,
-    /// What is right.
+    /// Statement that is right.
     pub(super) right: String,
     /// Source.
     pub(super) source: String,
@@ -29,7 +29,7 @@ pub(super) struct Correction {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Figure {
-    /// What it is.
+    /// Name with its unit.
     what: String,
     /// Expression that computes it.
     value: String,

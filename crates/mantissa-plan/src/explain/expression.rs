@@ -27,7 +27,7 @@ pub(super) enum Expression {
     Not(Box<Expression>),
 }
 
-/// What an expression is evaluated for.
+/// Subject and row for which an expression is evaluated.
 pub(super) struct Scope<'a> {
     /// Model, device and load.
     pub(super) subject: &'a Subject<'a>,

@@ -100,10 +100,10 @@ fn engines() -> Vec<Row> {
     ENGINES.into_iter().filter(|engine| *engine != Engine::MANTISSA).map(of).collect()
 }
 
-/// What the best row has least of.
+/// Figure of which the best row has least.
 type Cost = fn(&recommend::Row) -> f64;
 
-/// Of the precisions that run on the device, those with the least loss, the least memory and the fastest decoding.
+/// Precisions that run on the device: those with the least loss, the least memory and the fastest decoding.
 fn best(subject: &Subject<'_>) -> Vec<Row> {
     let runs = || subject.plan().rows.iter().filter(|row| row.refusal().is_none());
     let corners: [(&str, Cost); 3] = [
@@ -130,7 +130,7 @@ fn depths(subject: &Subject<'_>) -> Vec<Row> {
     [1024, longest / 4, longest].map(|tokens| vec![("tokens", Value::Number(tokens as f64))]).to_vec()
 }
 
-/// What each of so many devices (argument 0) holds under every way of sharing that suits the model, in BF16.
+/// Bytes that each of so many devices (argument 0) holds under every way of sharing that suits the model, in BF16.
 fn parallels(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>, Fault> {
     let (shape, load) = (subject.deployment.shape, subject.deployment.load);
     let (devices, batch) = (args.count(0)?, args.count(1)?);

@@ -4,14 +4,14 @@ use super::value::{Args, Fault, Row, Subject, Value};
 use crate::memory::inference;
 use crate::parallel::Split;
 use crate::precision::{KVS, PRECISIONS, Precision};
-use crate::recommend::{Load, answer, train};
+use crate::recommend::{Load, answer, prompt_of, train};
 use crate::training::{Recompute, Run, Zero};
 
 /// Choice for serving: device, tokens of each sequence, sequences.
 pub(super) fn serving(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>, Fault> {
     let (shape, device) = (subject.deployment.shape, args.device(0)?);
     let (context, batch) = (args.count(1)?.min(shape.context), args.count(2)?);
-    let (prefill, decode) = ((context * 3 / 4).max(1), (context / 4).clamp(1, 1024));
+    let (prefill, decode) = (prompt_of(context), (context / 4).clamp(1, 1024));
     let load = Load {
         context,
         batch,

@@ -9,24 +9,14 @@ use super::value::{Row, Subject, Value};
 use super::*;
 use crate::hardware::Device;
 use crate::parallel::Parallel;
-use crate::recommend::{Load, MAX_KL};
+use crate::recommend::Load;
 use crate::shape::ModelShape;
 
 /// Calls `test` with a subject: a model and a device by name, four sequences of 8192 tokens.
 pub(super) fn with_subject(model: &str, device: &str, test: impl FnOnce(&Subject<'_>)) {
     let (shape, device) = (ModelShape::named(model).unwrap(), Device::named(device).unwrap());
-    let load = Load {
-        context: 8192,
-        batch: 4,
-        prefill: 6144,
-        decode: 1024,
-        devices: 1,
-        parallel: Parallel::Tensor,
-        reduce_bits: 16.0,
-        kv: None,
-        max_kl: MAX_KL,
-        memory: None,
-    };
+    let usual = Load::usual(&shape, 1, Parallel::Tensor);
+    let load = Load { context: 8192, batch: 4, prefill: 6144, decode: 1024, ..usual };
     test(&Subject::new(&Deployment { shape: &shape, device: &device, load: &load }));
 }
 

@@ -136,7 +136,7 @@ impl Args<'_> {
     }
 }
 
-/// What values are about: model, device and load, with answers that several values share.
+/// Subject of values: model, device and load, with answers that several values share.
 pub(super) struct Subject<'a> {
     /// Model, device and load.
     pub(super) deployment: &'a Deployment<'a>,
