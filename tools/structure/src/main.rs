@@ -4,12 +4,14 @@
 //! - an import of a crate that ARCHITECTURE.md's table does not place above the importing one,
 //! - an import against the order of modules that a crate's root declares (`// Layer: …`),
 //! - a file over 600 lines that is no table, and a function over 100,
-//! - a branch on the members of a kind outside its home (ARCHITECTURE.md's table of kinds).
+//! - a branch on the members of a kind outside its home (ARCHITECTURE.md's table of kinds),
+//! - an example in the docs of a crate that says `doctest = false`: no test would run it.
 //!
 //! `structure [ROOT]`; exit code 0 without problems, 1 with some, 2 if a file can't be read.
 
 mod architecture;
 mod circles;
+mod examples;
 mod imports;
 mod kinds;
 mod layers;
@@ -63,8 +65,13 @@ fn check(root: &Path) -> Result<Report> {
     let mut directories: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
     directories.sort();
     for directory in directories.iter().filter(|directory| directory.join("Cargo.toml").is_file()) {
-        check_dependencies(directory, &architecture, &mut report)?;
-        check_crate(root, &CrateSources::read(directory)?, &architecture, &mut branches, &mut report);
+        let manifest = read(&directory.join("Cargo.toml"))?;
+        check_dependencies(directory, &manifest, &architecture, &mut report);
+        let sources = CrateSources::read(directory)?;
+        if manifest.lines().any(|line| line.trim() == "doctest = false") {
+            report.problems.extend(unrun_examples(root, &sources));
+        }
+        check_crate(root, &sources, &architecture, &mut branches, &mut report);
     }
     for (kind, found) in architecture.kinds.iter().zip(branches) {
         let (left, got) = (kind.elsewhere, found.len());
@@ -81,17 +88,14 @@ fn check(root: &Path) -> Result<Report> {
 }
 
 /// Checks that a crate depends only on crates above it in the table.
-fn check_dependencies(directory: &Path, architecture: &Architecture, report: &mut Report) -> Result<()> {
+fn check_dependencies(directory: &Path, manifest: &str, architecture: &Architecture, report: &mut Report) {
     let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let place = |name: &str| architecture.crates.iter().position(|known| known == name);
     let Some(own) = place(&name) else {
         report.problems.push(format!("{name}: not in ARCHITECTURE.md's table of crates"));
-        return Ok(());
+        return;
     };
-    let manifest = directory.join("Cargo.toml");
-    let text =
-        fs::read_to_string(&manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
-    let dependencies = text
+    let dependencies = manifest
         .lines()
         .skip_while(|line| *line != "[dependencies]")
         .skip(1)
@@ -105,7 +109,24 @@ fn check_dependencies(directory: &Path, architecture: &Architecture, report: &mu
             report.problems.push(problem);
         }
     }
-    Ok(())
+}
+
+/// Reads a file as text.
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Finds the examples of a crate that no test runs.
+fn unrun_examples(root: &Path, sources: &CrateSources) -> Vec<String> {
+    let files = sources.files.values();
+    let found = files.flat_map(|file| {
+        let path = file.path.strip_prefix(root).unwrap_or(&file.path).display();
+        let lines = examples::examples(file).into_iter();
+        lines.map(move |line| {
+            format!("{path}:{line}: an example that no test runs; fix: remove `doctest = false` from the crate's Cargo.toml, or write ```text")
+        }).collect::<Vec<_>>()
+    });
+    found.collect()
 }
 
 /// Checks a crate; adds its branches on kinds outside their homes to `branches`, by kind.

@@ -215,3 +215,17 @@ fn branches_that_are_left_are_counted_and_only_fall() {
     assert!(left(0)[0].contains("branches on Engine::Mlx"), "{:?}", left(0));
     assert!(left(2)[0].contains("kind engine: expected 2 branches elsewhere, got 1"), "{:?}", left(2));
 }
+
+#[test]
+fn an_example_that_no_test_runs_is_found() {
+    let root = workspace();
+    let docs = "/// Doubles.\n///\n/// ```text\n/// 2 x\n/// ```\n///\n/// ```\n/// assert_eq!(double(2), 4);\n/// ```\npub fn double(x: u8) -> u8 { 2 * x }\n";
+    append(root.path(), "crates/mantissa-store/src/top.rs", docs);
+    assert!(check(root.path()).unwrap().problems.is_empty());
+    append(root.path(), "crates/mantissa-store/Cargo.toml", "\n[lib]\ndoctest = false\n");
+    assert!(
+        only(&root).starts_with("crates/mantissa-store/src/top.rs:8: an example that no test runs"),
+        "{}",
+        only(&root)
+    );
+}
