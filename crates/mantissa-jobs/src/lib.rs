@@ -32,6 +32,7 @@ pub mod default_text;
 pub mod embedded;
 mod float_tensor;
 pub mod generated;
+pub mod hub;
 pub mod json_lines;
 pub mod learning;
 pub mod load_needs;

@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::embedded;
 use crate::error::{BadInput, InPlace, Result};
 use crate::host::Host;
+use crate::hub;
 use crate::run_names::{ADAPTER, MANIFEST, MODEL};
 
 /// Opens the files of a model and shows its notes.
@@ -56,7 +57,9 @@ pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
         return Err(error.into());
     }
     let opened = ModelFiles::open(path);
-    if let Some(error) = opened.as_ref().err().and_then(|error| no_model(path, error)) {
+    let explained =
+        |error| no_model(path, error).or_else(|| missing(path, error)).or_else(|| several_gguf(path));
+    if let Some(error) = opened.as_ref().err().and_then(explained) {
         return Err(error.into());
     }
     match interrupted(path).filter(|_| opened.is_err()) {
@@ -73,6 +76,23 @@ fn no_model(path: &Path, error: &Error) -> Option<BadInput> {
     let allowed = "a model folder with safetensors weights, or a GGUF file";
     (file == path && !named)
         .then(|| BadInput::new(path.display().to_string(), "a file that is neither", allowed))
+}
+
+/// Returns the error for a path that is not there, with the names near to it.
+fn missing(path: &Path, error: &Error) -> Option<BadInput> {
+    let Error::Missing { path: file, expected } = error else { return None };
+    let (shown, fix) = (path.to_string_lossy(), hub::fix_of_missing(path, hub::cache().as_deref()));
+    let error = BadInput::new(Shown(&shown).to_string(), "no such file or folder", *expected);
+    (file == path).then(|| error.with_fix(fix))
+}
+
+/// Returns the error for a folder of GGUF files, one of which is to be named.
+fn several_gguf(path: &Path) -> Option<BadInput> {
+    let files = hub::gguf_files(path);
+    let first = files.first().filter(|_| !path.join("config.json").exists())?;
+    let found = format!("a folder with {} GGUF files", files.len());
+    let fix = format!("name one of them, such as {}", first.display());
+    Some(BadInput::new(path.display().to_string(), found, "one model").with_fix(fix))
 }
 
 /// Memory of the process beyond models and buffers: code tables, tokenizer, allocator.
@@ -170,7 +190,8 @@ fn adapter_given(named: &Path, found: &str, adapter: &Path) -> BadInput {
 }
 
 /// Model as a user names it, and its location: a folder, a file, or a model inside the program. A weight file of a model
-/// folder stands for the folder, and the folder of a training run for the model that it wrote. Serialized by its name.
+/// folder stands for the folder, the folder of a training run for the model that it wrote, and a name on the Hugging Face
+/// hub for its snapshot in the cache of this machine. Serialized by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelPath {
     named: PathBuf,
@@ -196,7 +217,8 @@ impl ModelPath {
     pub fn new(named: impl Into<PathBuf>) -> Self {
         let named = named.into();
         let folder = folder_of(&named).map(Path::to_owned);
-        let at = folder.or_else(|| trained_model(&named)).unwrap_or_else(|| named.clone());
+        let at = folder.or_else(|| trained_model(&named)).or_else(|| hub::location(&named, hub::cache));
+        let at = at.unwrap_or_else(|| named.clone());
         ModelPath { named, at, embedded: false }
     }
 

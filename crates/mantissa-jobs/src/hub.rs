@@ -1,0 +1,312 @@
+//! Models by their name on the Hugging Face hub, in the cache that its tools share on a machine.
+//!
+//! Layout (`huggingface_hub`, "Understand caching"): `models--ORG--NAME/refs/BRANCH` holds a revision, and
+//! `models--ORG--NAME/snapshots/REVISION` its files. Nothing is fetched here.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use mantissa_num::nearest_list;
+
+/// Prefixes that people copy with a name.
+const PREFIXES: [&str; 6] = [
+    "https://huggingface.co/",
+    "http://huggingface.co/",
+    "huggingface.co/",
+    "https://hf.co/",
+    "hf.co/",
+    "hf://",
+];
+
+/// Longest part of a name in characters; the hub allows 96.
+const LONGEST: usize = 96;
+
+/// Largest file that names a revision, in bytes.
+const REVISION: u64 = 256;
+
+/// Name of a model on the hub: `ORG/NAME`, with `@REVISION` or, for a repository of GGUF files, `:TAG` after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubName {
+    /// `ORG/NAME`.
+    pub repository: String,
+    /// Branch, tag or commit; `None` for the newest.
+    pub revision: Option<String>,
+    /// Part of the name of a GGUF file, such as `Q4_K_M`.
+    pub file: Option<String>,
+}
+
+impl HubName {
+    /// Parses a name, with or without the hub's address; `None` for other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
+        let (text, file) = split(text, ':');
+        let (text, revision) = split(text, '@');
+        let repository = text.trim_end_matches('/');
+        let (organization, name) = repository.split_once('/')?;
+        let given = |part: &Option<&str>| part.is_none_or(is_part);
+        (is_part(organization) && is_part(name) && given(&file) && given(&revision)).then(|| HubName {
+            repository: repository.to_owned(),
+            revision: revision.map(str::to_owned),
+            file: file.map(str::to_owned),
+        })
+    }
+
+    /// Finds the model in `cache`: its folder, or its GGUF file.
+    pub fn cached(&self, cache: &Path) -> Option<PathBuf> {
+        let snapshot = snapshot(&cache.join(self.folder_name()), self.revision.as_deref())?;
+        match &self.file {
+            Some(tag) => gguf_files(&snapshot).into_iter().find(|file| names(file, tag)),
+            None => Some(snapshot),
+        }
+    }
+
+    /// Returns the name of the repository's folder in a cache.
+    fn folder_name(&self) -> String {
+        format!("{FOLDER}{}", self.repository.replace('/', "--"))
+    }
+}
+
+/// First part of the name of a model's folder in a cache.
+const FOLDER: &str = "models--";
+
+/// Splits `text` at its last `at`.
+fn split(text: &str, at: char) -> (&str, Option<&str>) {
+    text.rsplit_once(at).map_or((text, None), |(text, rest)| (text, Some(rest)))
+}
+
+/// True for an organization, a name, a revision or a tag, as the hub allows them.
+fn is_part(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&c);
+    !text.is_empty() && text.len() <= LONGEST && text.chars().all(allowed) && !text.starts_with('.')
+}
+
+/// Returns the cache of this machine, by the variables of `huggingface_hub` in their order.
+pub fn cache() -> Option<PathBuf> {
+    cache_by(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+}
+
+fn cache_by(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name: &str| variable(name).map(PathBuf::from);
+    let home = || Some(path("HOME")?.join(".cache"));
+    path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")).or_else(|| {
+        let of_home = path("HF_HOME");
+        Some(of_home.or_else(|| Some(path("XDG_CACHE_HOME").or_else(home)?.join("huggingface")))?.join("hub"))
+    })
+}
+
+/// Finds the snapshot of a repository's folder that `revision` names: a branch or tag, or a commit or its beginning;
+/// without it, that of `main`, or else the one that changed last.
+pub fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
+    let snapshots = repository.join("snapshots");
+    let by_reference = |name: &str| {
+        let text = mantissa_store::regular::read(&repository.join("refs").join(name), REVISION, "a revision")
+            .ok()?;
+        let commit = String::from_utf8(text).ok()?;
+        let commit = commit.trim();
+        is_part(commit).then(|| snapshots.join(commit)).filter(|found| found.is_dir())
+    };
+    if let Some(found) = by_reference(revision.unwrap_or("main")) {
+        return Some(found);
+    }
+    let all =
+        std::fs::read_dir(&snapshots).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    let wanted = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        revision.is_none_or(|revision| name.starts_with(revision))
+    };
+    let changed =
+        |path: &PathBuf| path.metadata().and_then(|of| of.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    all.filter(wanted).max_by_key(changed)
+}
+
+/// Lists the GGUF files of a folder, of a split model only the first, sorted by name.
+pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_first = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        name.strip_suffix(".gguf").is_some_and(|stem| !stem.contains("-of-") || stem.contains("-00001-of-"))
+    };
+    let mut found: Vec<PathBuf> = entries.filter(is_first).collect();
+    found.sort();
+    found
+}
+
+/// Returns the model that a path stands for: the snapshot of a repository's folder in a cache, the only GGUF file of a
+/// folder without other weights, or the snapshot in `cache` of a name on the hub that is no path; `None` for other paths.
+pub fn location(named: &Path, cache: impl FnOnce() -> Option<PathBuf>) -> Option<PathBuf> {
+    if !named.exists() {
+        let found = HubName::parse(named.to_str()?)?.cached(&cache()?)?;
+        return Some(only_gguf(&found).unwrap_or(found));
+    }
+    let is_repository = named.file_name()?.to_string_lossy().starts_with(FOLDER);
+    let snapshot = is_repository.then(|| snapshot(named, None)).flatten();
+    only_gguf(snapshot.as_deref().unwrap_or(named)).or(snapshot)
+}
+
+/// Returns the GGUF file of a folder that holds one and no other weights.
+fn only_gguf(folder: &Path) -> Option<PathBuf> {
+    if !folder.is_dir() || folder.join("config.json").exists() {
+        return None;
+    }
+    match gguf_files(folder).as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    }
+}
+
+/// True if the name of `file` contains `tag`, whatever its case.
+fn names(file: &Path, tag: &str) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    name.contains(&tag.to_lowercase())
+}
+
+/// Lists the models in `cache` by their names on the hub, sorted.
+pub fn cached_names(cache: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(cache).into_iter().flatten().flatten();
+    let name = |entry: std::fs::DirEntry| {
+        let folder = entry.file_name().to_string_lossy().into_owned();
+        Some(folder.strip_prefix(FOLDER)?.replacen("--", "/", 1))
+    };
+    let mut found: Vec<String> = entries.filter_map(name).collect();
+    found.sort();
+    found
+}
+
+/// Says what to do about a path that is not there: a name like it beside it or in `cache`.
+pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
+    let text = missing.to_string_lossy();
+    if let Some(name) = HubName::parse(&text) {
+        let known = cache.map(cached_names).unwrap_or_default();
+        let near = near(&name.repository, &known);
+        let or = near.map_or_else(String::new, |near| format!(", or give {near}"));
+        return format!(
+            "check the path, download it (hf download {}) and give it again{or}",
+            name.repository
+        );
+    }
+    let name = missing.file_name().unwrap_or_default().to_string_lossy();
+    let folder = missing.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let beside: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    match near(&name, &beside) {
+        Some(near) => format!("check the path; there is {near} in {}", folder.display()),
+        None => "check the path".to_owned(),
+    }
+}
+
+/// Returns the names of `known` that are near to `name`, if one differs in few letters.
+fn near(name: &str, known: &[String]) -> Option<String> {
+    let differs = |known: &&String| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
+    let few = name.chars().count().max(3) / 3;
+    let close: Vec<&str> = known.iter().filter(|known| differs(known) <= few).map(String::as_str).collect();
+    (!close.is_empty()).then(|| nearest_list(name, close))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn names_of_the_hub_are_read_with_and_without_its_address() {
+        let plain = HubName::parse("org/model-1.5_b").unwrap();
+        assert_eq!((plain.repository.as_str(), plain.revision, plain.file), ("org/model-1.5_b", None, None));
+        for prefix in PREFIXES {
+            assert_eq!(HubName::parse(&format!("{prefix}org/m/")).unwrap().repository, "org/m", "{prefix}");
+        }
+        let file = HubName::parse("hf.co/org/m-GGUF:Q4_K_M").unwrap();
+        assert_eq!((file.repository.as_str(), file.file.as_deref()), ("org/m-GGUF", Some("Q4_K_M")));
+        assert_eq!(HubName::parse("org/m@v1.0").unwrap().revision.as_deref(), Some("v1.0"));
+        for other in ["model", "/org/model", "a/b/c", "../model", "./model", "org/", "org/a b", "org/m:", ""]
+        {
+            assert_eq!(HubName::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_cache_follows_the_variables_in_their_order() {
+        let by = |set: &[(&str, &str)]| {
+            let found =
+                cache_by(|name| set.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).into()));
+            found.map(|path| path.display().to_string())
+        };
+        let all = [
+            ("HF_HUB_CACHE", "/a"),
+            ("HUGGINGFACE_HUB_CACHE", "/b"),
+            ("HF_HOME", "/c"),
+            ("XDG_CACHE_HOME", "/d"),
+            ("HOME", "/e"),
+        ];
+        let expected = ["/a", "/b", "/c/hub", "/d/huggingface/hub", "/e/.cache/huggingface/hub"];
+        for (i, expected) in expected.into_iter().enumerate() {
+            assert_eq!(by(&all[i..]).as_deref(), Some(expected));
+        }
+        assert_eq!(by(&[]), None);
+    }
+
+    #[test]
+    fn a_snapshot_is_that_of_main_or_of_the_revision_or_the_only_one() {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = cache.path().join("models--org--m");
+        for commit in ["aaa1", "bbb2"] {
+            write(&repository.join("snapshots").join(commit).join("config.json"), "{}");
+        }
+        write(&repository.join("refs/main"), "aaa1\n");
+        write(&repository.join("refs/v2"), "bbb2");
+        let found = |name: &str| {
+            let found = HubName::parse(name).unwrap().cached(cache.path())?;
+            Some(found.file_name().unwrap().to_string_lossy().into_owned())
+        };
+        assert_eq!(found("org/m").as_deref(), Some("aaa1"));
+        assert_eq!(found("org/m@v2").as_deref(), Some("bbb2"));
+        assert_eq!(found("org/m@bb").as_deref(), Some("bbb2"));
+        assert_eq!((found("org/m@cc"), found("org/n")), (None, None));
+        // A reference that leaves the folder is none.
+        write(&repository.join("refs/main"), "../../..");
+        assert!(found("org/m").is_some_and(|name| ["aaa1", "bbb2"].contains(&name.as_str())));
+        assert_eq!(cached_names(cache.path()), ["org/m"]);
+    }
+
+    #[test]
+    fn a_tag_names_a_gguf_file() {
+        let cache = tempfile::tempdir().unwrap();
+        let snapshot = cache.path().join("models--org--m-GGUF/snapshots/c1");
+        for file in ["m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"] {
+            write(&snapshot.join(file), "");
+        }
+        let found = |tag: &str| HubName::parse(&format!("org/m-GGUF:{tag}")).unwrap().cached(cache.path());
+        assert_eq!(found("q4_k_m"), Some(snapshot.join("m-Q4_K_M.gguf")));
+        assert_eq!(found("Q8_0"), Some(snapshot.join("m-Q8_0-00001-of-00002.gguf")));
+        assert_eq!(found("Q2_K"), None);
+        // Without a tag one file is the model; of several none is.
+        let at = |named: &Path| location(named, || Some(cache.path().to_owned()));
+        assert_eq!(at(Path::new("org/m-GGUF")), Some(snapshot.clone()));
+        fs::remove_file(snapshot.join("m-Q4_K_M.gguf")).unwrap();
+        let only = Some(snapshot.join("m-Q8_0-00001-of-00002.gguf"));
+        assert_eq!(at(Path::new("org/m-GGUF")), only);
+        assert_eq!(at(&cache.path().join("models--org--m-GGUF")), only);
+        assert_eq!(at(&snapshot), only);
+        write(&snapshot.join("config.json"), "{}");
+        assert_eq!(at(&snapshot), None);
+    }
+
+    #[test]
+    fn a_missing_path_is_answered_with_the_nearest() {
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder.path().join("stories260K/config.json"), "{}");
+        write(&folder.path().join("models--org--Qwen3-8B/refs/main"), "a");
+        let fix = fix_of_missing(&folder.path().join("stories260k"), None);
+        assert!(fix.contains("there is stories260K in"), "{fix}");
+        assert_eq!(fix_of_missing(&folder.path().join("nothing-like-it"), None), "check the path");
+        let fix = fix_of_missing(Path::new("org/Qwen3-9B"), Some(folder.path()));
+        assert!(fix.contains("hf download org/Qwen3-9B") && fix.contains("give org/Qwen3-8B"), "{fix}");
+    }
+}
