@@ -530,4 +530,7 @@ pub struct Arithmetic {
     /// Steps in which the decoder layer of the weight runs forward and backward, and tokens of each, for methods that
     /// learn layers; every weight of the layer states the same.
     pub learning: (usize, usize),
+    /// Steps in which the whole model runs forward and backward, and tokens of each, for transforms that learn on its
+    /// loss; every weight states the same.
+    pub training: (usize, usize),
 }

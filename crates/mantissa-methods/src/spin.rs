@@ -65,7 +65,7 @@ impl Transform for Spin {
 
     fn arithmetic(&self, _: &Extent<'_>, _: usize) -> Arithmetic {
         let SpinOptions { iterations, batch_tokens, .. } = self.options;
-        Arithmetic { learning: (iterations, batch_tokens), ..Arithmetic::default() }
+        Arithmetic { training: (iterations, batch_tokens), ..Arithmetic::default() }
     }
 
     fn fold_only(&mut self) {
