@@ -62,7 +62,7 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 }
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
-    let arguments = help::without_subcommand(arguments.collect());
+    let arguments = model_first(help::without_subcommand(arguments.collect()));
     // An argument `demo` unpacks the embedded model, which a signal must not leave behind.
     if let Err(error) = interrupt::watch() {
         print_error(&format!("signals: expected a handler, got I/O error `{error}`"));
@@ -96,6 +96,37 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
             exit
         }
     }
+}
+
+/// Puts the model given by `-m` or `--model`, the flags of other programs, where a command takes it: before all else.
+fn model_first(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let names = command();
+    let subcommand = |argument: &OsString| names.find_subcommand(argument);
+    let Some(at) = arguments.iter().skip(1).position(|argument| subcommand(argument).is_some()) else {
+        return arguments;
+    };
+    let at = at + 1;
+    let takes_model = subcommand(&arguments[at]).is_some_and(|found| {
+        let flag = |own: &clap::Arg| own.get_short() == Some('m') || own.get_long() == Some("model");
+        found.get_positionals().next().is_some_and(|first| first.get_id() == "model")
+            && !found.get_arguments().any(flag)
+    });
+    let flag = arguments.iter().take_while(|argument| *argument != "--").position(|argument| {
+        argument
+            .to_str()
+            .is_some_and(|text| ["-m", "--model"].contains(&text) || text.starts_with("--model="))
+    });
+    let Some(flag) = flag.filter(|flag| takes_model && *flag > at) else { return arguments };
+    let joined = arguments[flag].to_str().and_then(|text| text.strip_prefix("--model=")).map(OsString::from);
+    let model = match joined {
+        Some(model) => model,
+        None if flag + 1 < arguments.len() => arguments.remove(flag + 1),
+        // The parser names the flag that lacks its value.
+        None => return arguments,
+    };
+    arguments.remove(flag);
+    arguments.insert(at + 1, model);
+    arguments
 }
 
 /// True if the arguments are those of a command that trains, which its own rerun resumes.
@@ -252,6 +283,22 @@ mod tests {
             assert_eq!(job(&format!("mantissa cast {other} a --out b")), same, "{other}");
         }
         assert_ne!(job("mantissa cast a --out b --seed 1"), same);
+    }
+
+    #[test]
+    fn a_model_may_be_named_by_a_flag() {
+        let first = |text: &str| {
+            let moved = model_first(text.split(' ').map(OsString::from).collect());
+            moved.iter().map(|part| part.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        for given in ["run -m a -p b", "run -p b -m a", "run --model a -p b", "run -p b --model=a"] {
+            assert_eq!(first(&format!("mantissa {given}")), "mantissa run a -p b", "{given}");
+        }
+        assert_eq!(first("mantissa --quiet serve -m a"), "mantissa --quiet serve a");
+        assert_eq!(first("mantissa run -m a b"), "mantissa run a b");
+        for kept in ["run a -- -m b", "run a -m", "recipes -m a", "nothing -m a"] {
+            assert_eq!(first(&format!("mantissa {kept}")), format!("mantissa {kept}"));
+        }
     }
 
     #[test]

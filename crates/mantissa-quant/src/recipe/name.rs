@@ -73,7 +73,7 @@ pub(super) fn built_in(text: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
-pub const TYPED: [(&str, &str); 43] = [
+pub const TYPED: [(&str, &str); 82] = [
     ("int8", "rtn-int8-channel"),
     ("int4", "rtn-int4-g128"),
     ("rtn", "rtn-int4-g128"),
@@ -113,6 +113,48 @@ pub const TYPED: [(&str, &str); 43] = [
     ("bitsandbytes", "nf4"),
     ("qlora", "nf4"),
     ("bfloat16", "bf16"),
+    // torchao's configurations and their short names.
+    ("int4wo", "rtn-int4-g128"),
+    ("int8wo", "rtn-int8-channel"),
+    ("int8dq", "w8a8"),
+    ("float8wo", "fp8-weight"),
+    ("float8dq", "fp8-dynamic"),
+    ("int4-weight-only", "rtn-int4-g128"),
+    ("int8-weight-only", "rtn-int8-channel"),
+    ("float8-weight-only", "fp8-weight"),
+    ("int8-dynamic-activation-int8-weight", "w8a8"),
+    ("int8-dynamic-activation-int4-weight", "w4a8"),
+    ("float8-dynamic-activation-float8-weight", "fp8-dynamic"),
+    // llm-compressor and AutoRound.
+    ("fp8-block", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128"),
+    ("fp8-static", "rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static"),
+    ("fpw8a16", "fp8-weight"),
+    ("w2a16", "rtn-int2-g128"),
+    ("w2a16-g64", "rtn-int2-g64"),
+    ("w2a16-g32", "rtn-int2-g32"),
+    ("w3a16", "rtn-int3-g128"),
+    ("w4a16-g128", "rtn-int4-g128"),
+    ("w4a16-g64", "rtn-int4-g64"),
+    ("w4a16-g32", "rtn-int4-g32"),
+    ("w8a16-g128", "rtn-int8-g128"),
+    // AutoGPTQ, AutoAWQ, ModelOpt, and names of models on hubs.
+    ("gptq-4bit", "gptq-int4-g128"),
+    ("gptq-int4", "gptq-int4-g128"),
+    ("gptq-4bit-128g", "gptq-int4-g128"),
+    ("gptq-4bit-32g", "gptq-int4-g32"),
+    ("gptq-3bit", "gptq-int3-g128"),
+    ("gptq-8bit", "gptq-int8-g128"),
+    ("gptq-int8", "gptq-int8-g128"),
+    ("awq-4bit", "awq-int4-g128-asym"),
+    ("awq-int4", "awq-int4-g128-asym"),
+    ("int4-awq", "awq-int4-g128-asym"),
+    ("int8-sq", "w8a8-smooth"),
+    ("4bit", "rtn-int4-g128"),
+    ("4-bit", "rtn-int4-g128"),
+    ("8bit", "rtn-int8-channel"),
+    ("8-bit", "rtn-int8-channel"),
+    ("load-in-4bit", "nf4"),
+    ("load-in-8bit", "w8a8"),
     // As `llama-quantize` resolves them.
     ("q3_k", "q3_k_m"),
     ("q4_k", "q4_k_m"),
@@ -137,6 +179,8 @@ pub fn spelled_out(text: &str) -> Option<String> {
 /// Returns the name under which a recipe is recorded: lower case, with names of [`TYPED`] replaced by theirs.
 fn canonical(text: &str) -> String {
     let lower = text.to_lowercase();
+    // AutoRound writes `GGUF:Q4_K_M`.
+    let lower = lower.strip_prefix("gguf:").unwrap_or(&lower).to_owned();
     let listed = |name: &str| {
         let alias = ALIASES.iter().chain(&BUILT_IN).map(|(alias, _)| *alias);
         let own = alias.chain(FILE_TYPES.iter().map(|ty| ty.name)).find(|own| *own == name);
@@ -360,6 +404,12 @@ mod tests {
             ("Q4_K_M", "q4_k_m", Some("q4_k_m (llama.cpp file type 15)")),
             ("q4-k-m", "q4_k_m", Some("q4_k_m (llama.cpp file type 15)")),
             ("FP8_DYNAMIC", "fp8-dynamic", Some("rtn-fp8-e4m3-channel+fp8-e4m3-token")),
+            ("FP8_BLOCK", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128", Some("rtn-fp8-e4m3-t128x128+fp8-e4m3-g128")),
+            ("W4A16_G128", "rtn-int4-g128", Some("rtn-int4-g128")),
+            ("W8A8_INT8", "w8a8", Some("rtn-int8-channel+int8-token")),
+            ("int4_weight_only", "rtn-int4-g128", Some("rtn-int4-g128")),
+            ("gptq-4bit", "gptq-int4-g128", Some("gptq-int4-g128")),
+            ("GGUF:Q4_K_S", "q4_k_s", Some("q4_k_s (llama.cpp file type 14)")),
             ("fp8", "fp8-dynamic", Some("rtn-fp8-e4m3-channel+fp8-e4m3-token")),
             ("nvfp4", "nvfp4", Some("rtn-nvfp4")),
             ("RTN-INT4-G32", "rtn-int4-g32", Some("rtn-int4-g32")),

@@ -146,6 +146,30 @@ fn a_conversation_reuses_its_beginning() {
     assert!(fail(2, &["run", &folder, "-p", "a", "--system", "b"]).contains("--chat"));
 }
 
+/// The prompt may follow the model, and the model may follow `-m`, as in llama.cpp and Ollama.
+#[test]
+fn model_and_prompt_are_taken_as_other_programs_do() {
+    let run = |arguments: &[&str]| {
+        run_json(&[arguments, &["-n", "4", "--json", "--quiet"]].concat())["tokens"].clone()
+    };
+    let expected = run(&["run", "demo", "-p", "Once upon a time"]);
+    assert_eq!(run(&["run", "demo", "Once upon a time"]), expected);
+    assert_eq!(run(&["run", "-m", "demo", "-p", "Once upon a time"]), expected);
+    assert_eq!(run(&["run", "-m", "demo", "Once upon a time"]), expected);
+    assert!(fail(2, &["run", "demo", "a", "-p", "b"]).contains("cannot be used with"));
+}
+
+/// After `/clear` the same message has the same greedy answer, after the same number of computed tokens.
+#[test]
+fn a_conversation_has_commands() {
+    let lines = "A dog ran.\n/help\nIt sat.\n/clear\nA dog ran.\n/bye\nnot read\n";
+    let (story, notes) = with_input(&["run", "demo", "--interactive", "-n", "9", "-c", "128"], lines);
+    let answers: Vec<&str> = story.lines().collect();
+    assert_eq!((answers.len(), answers[0]), (3, answers[2]), "{story}");
+    assert!(notes.contains("/clear: forget") && notes.contains("/exit, /bye"), "{notes}");
+    assert_eq!(notes.matches("prefill").count(), 3, "{notes}");
+}
+
 /// The demo model has a template that joins messages to one story. Its tokens are computed once, and the oldest
 /// messages go when its context of 512 tokens is full.
 #[test]

@@ -16,7 +16,7 @@ use crate::context::Context;
 /// Speed of prefill and decode goes to standard error.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa run demo -p 'Once upon a time' -n 200
+  mantissa run demo 'Once upon a time' -n 200
   mantissa run demo -p 'Once upon a time' --temperature 0.8 --seed 7
   mantissa run demo -p 'Once upon a time' --kv int8-head
   mantissa run path/to/model -p 'Once upon a time' \\
@@ -30,16 +30,19 @@ use crate::context::Context;
 pub struct Args {
     /// Hugging Face folder, .gguf file, or demo
     ///
-    /// Dense or quantized. demo is the model inside the binary.
+    /// Dense or quantized. demo is the model inside the binary. -m MODEL is the same.
     pub(super) model: ModelPath,
+    /// Prompt, as with -p
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "interactive"])]
+    pub(super) text: Option<String>,
     /// Prompt; - reads standard input
     ///
     /// Without it, the prompt is standard input, unless that is a terminal. One line break at the end is dropped.
     #[arg(short, long, value_name = "TEXT", help_heading = "Prompt", conflicts_with = "interactive")]
     pub(super) prompt: Option<String>,
-    /// Chat: one message per line, until end of input or /exit
+    /// Chat: one message per line; /help lists commands
     ///
-    /// Uses the model's chat template. A turn computes only what the turns before it have not. When the context is
+    /// Ends at the end of input, /exit or /bye. Uses the model's chat template. A turn computes only what the turns before it have not. When the context is
     /// full, the oldest messages are left out. demo continues a story.
     #[arg(short, long, help_heading = "Prompt", conflicts_with_all = ["chat", "bos"])]
     pub(super) interactive: bool,
@@ -106,6 +109,7 @@ pub struct Args {
     ///
     /// At most the model's context. Memory for it is planned at the start.
     #[arg(
+        short,
         long,
         value_name = "TOKENS",
         default_value_t = 8192,

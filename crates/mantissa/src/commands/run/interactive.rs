@@ -15,8 +15,12 @@ use crate::commands::{model, render_chat};
 use crate::context::Context;
 use crate::error::BadInput;
 
-/// Word that ends the conversation.
-const EXIT: &str = "/exit";
+/// Lines that are commands, with their meaning; any other line is a message.
+const COMMANDS: [(&[&str], &str, Line); 3] = [
+    (&["/exit", "/bye", "/quit"], "end the conversation (so does the end of input)", Line::End),
+    (&["/clear"], "forget all messages but the system's", Line::Clear),
+    (&["/help", "/?"], "list these commands", Line::Help),
+];
 /// Longest message in bytes.
 const LINE: u64 = 1 << 20;
 
@@ -51,7 +55,20 @@ pub(super) fn run(
         context.note(embedded::ABOUT);
     }
     let mut conversation = Conversation::new(args, template, tokenizer, limit);
-    while let Some(line) = read(terminal)? {
+    loop {
+        let line = match read(terminal)? {
+            Line::Message(line) => line,
+            Line::Clear => {
+                conversation.clear();
+                context.note("the conversation begins anew");
+                continue;
+            }
+            Line::Help => {
+                help().iter().for_each(|line| context.note(line));
+                continue;
+            }
+            Line::End => return Ok(()),
+        };
         let tokens = conversation.ask(line, context)?;
         let options = options(args, tokens.len(), limit, context);
         let answer = match (&mut session, &decoder) {
@@ -63,7 +80,6 @@ pub(super) fn run(
         context.note(&told(&answer.speed, session.as_ref().and_then(Session::drafted)));
         conversation.answered(tokens, answer);
     }
-    Ok(())
 }
 
 /// A conversation and the tokens of its last turn.
@@ -84,6 +100,12 @@ impl<'a> Conversation<'a> {
         let messages = args.system.iter().map(|text| Message::new("system", text)).collect();
         let (held, rendered) = Default::default();
         Conversation { args, template, tokenizer, limit, messages, held, rendered }
+    }
+
+    /// Forgets all messages but the system's.
+    fn clear(&mut self) {
+        self.messages.truncate(usize::from(self.args.system.is_some()));
+        (self.held, self.rendered) = Default::default();
     }
 
     /// Adds a message of the user and returns the tokens of the conversation. If they leave no room for an answer, the
@@ -135,8 +157,22 @@ impl<'a> Conversation<'a> {
     }
 }
 
-/// Reads the next message that is not empty; `None` at the end. Asks for it on a terminal.
-fn read(terminal: bool) -> Result<Option<String>> {
+/// A line of the user.
+#[derive(Clone)]
+enum Line {
+    Message(String),
+    Clear,
+    Help,
+    End,
+}
+
+/// Describes the commands, one per line.
+fn help() -> Vec<String> {
+    COMMANDS.iter().map(|(words, meaning, _)| format!("{}: {meaning}", words.join(", "))).collect()
+}
+
+/// Reads the next line that is not empty. Asks for it on a terminal.
+fn read(terminal: bool) -> Result<Line> {
     loop {
         if terminal {
             eprint!("> ");
@@ -144,11 +180,14 @@ fn read(terminal: bool) -> Result<Option<String>> {
         let mut line = String::new();
         let read = io::Read::take(io::stdin().lock(), LINE).read_line(&mut line)?;
         let text = line.trim();
-        if read == 0 || text == EXIT {
-            return Ok(None);
+        if read == 0 {
+            return Ok(Line::End);
+        }
+        if let Some((.., command)) = COMMANDS.iter().find(|(words, ..)| words.contains(&text)) {
+            return Ok(command.clone());
         }
         if !text.is_empty() {
-            return Ok(Some(text.to_owned()));
+            return Ok(Line::Message(text.to_owned()));
         }
     }
 }

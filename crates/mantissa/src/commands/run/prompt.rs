@@ -45,11 +45,11 @@ pub(super) fn encode(text: &str, bos: Bos, tokenizer: &Tokenizer, context: &Cont
 
 /// Text of the prompt.
 fn text(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
-    match args.prompt.as_deref() {
+    match args.prompt.as_deref().or(args.text.as_deref()) {
         Some("-") => {}
         Some(text) => return Ok(text.to_owned()),
         None if io::stdin().is_terminal() => {
-            let allowed = "-p TEXT, --interactive, or a prompt on standard input";
+            let allowed = "a prompt after the model, -p TEXT, --interactive, or a prompt on standard input";
             return Err(BadInput::new("--prompt", "none", allowed).into());
         }
         None => {}
