@@ -69,17 +69,11 @@ fn part_of(kind: LinearKind) -> ModelPart {
     }
 }
 
-/// Projection of a linear layer, as far as file types of llama.cpp distinguish them.
-fn role_of(kind: LinearKind) -> Role {
-    let named = [(LinearKind::V, Role::Value), (LinearKind::O, Role::Output), (LinearKind::Down, Role::Down)];
-    named.into_iter().find(|(of, _)| *of == kind.dense()).map_or(Role::Other, |(_, role)| role)
-}
-
 /// Groups the linear layers by part, projection and shape.
 fn matrices(config: &ModelConfig) -> Vec<Matrices> {
     let mut groups: BTreeMap<(u8, Role, usize, usize), Matrices> = BTreeMap::new();
     for info in config.decoder_linears() {
-        let (part, role) = (part_of(info.kind), role_of(info.kind));
+        let (part, role) = (part_of(info.kind), Role::of(info.kind));
         let (rows, cols) = (info.rows, info.cols);
         let entry = groups.entry((part as u8, role, rows, cols));
         let group = entry.or_insert(Matrices { part, role, rows, cols, count: 0, active: 0 });

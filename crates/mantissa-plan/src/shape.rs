@@ -5,6 +5,7 @@
 
 mod families;
 
+use mantissa_arch::kinds::LinearKind;
 use serde::Serialize;
 
 pub use families::{Dims, FAMILIES, Family, Latent, Mixture};
@@ -35,6 +36,22 @@ pub enum Role {
     Down,
     /// Any other.
     Other,
+}
+
+/// Projections that have a role, as linear layers outside of experts.
+const ROLES: [(LinearKind, Role); 3] =
+    [(LinearKind::V, Role::Value), (LinearKind::O, Role::Output), (LinearKind::Down, Role::Down)];
+
+impl Role {
+    /// Role of a linear layer.
+    pub fn of(kind: LinearKind) -> Self {
+        ROLES.into_iter().find(|(of, _)| *of == kind.dense()).map_or(Role::Other, |(_, role)| role)
+    }
+
+    /// Linear layer of a role; `None` for the others, which have the main type of a file type.
+    pub fn kind(self) -> Option<LinearKind> {
+        ROLES.into_iter().find(|(_, role)| *role == self).map(|(kind, _)| kind)
+    }
 }
 
 /// Linear layers of one shape.
