@@ -21,14 +21,27 @@ pub struct Dims {
     pub context: usize,
     /// True if the head is the embedding.
     pub tied: bool,
-    /// True if q, k and v have biases.
-    pub qkv_bias: bool,
+    /// Linear layers with biases.
+    pub biases: Biases,
+    /// True if every query head has an attention sink.
+    pub sinks: bool,
     /// Sliding window of every second layer.
     pub window: Option<usize>,
     /// Mixture of experts.
     pub mixture: Option<Mixture>,
     /// Latent attention.
     pub latent: Option<Latent>,
+}
+
+/// Linear layers with biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Biases {
+    /// None.
+    None,
+    /// Queries, keys and values.
+    Qkv,
+    /// All, routers included.
+    All,
 }
 
 /// Mixture of experts.
@@ -87,7 +100,8 @@ const fn dense(
         vocab,
         context,
         tied: false,
-        qkv_bias: false,
+        biases: Biases::None,
+        sinks: false,
         window: None,
         mixture: None,
         latent: None,
@@ -99,12 +113,22 @@ const fn tied(dims: Dims) -> Dims {
 }
 
 const fn biased(dims: Dims) -> Dims {
-    Dims { qkv_bias: true, ..dims }
+    Dims { biases: Biases::Qkv, ..dims }
 }
 
 const fn mixed(dims: Dims, head_dim: usize, experts: u64, per_token: u64, width: usize) -> Dims {
     let mixture = Mixture { experts, per_token, width, shared: 0, dense_layers: 0 };
     Dims { head_dim, mixture: Some(mixture), ..dims }
+}
+
+/// Returns the dimensions of gpt-oss with so many layers and experts.
+const fn oss(layers: usize, experts: u64) -> Dims {
+    Dims {
+        biases: Biases::All,
+        sinks: true,
+        window: Some(128),
+        ..mixed(dense([2880, layers, 64, 8], 2880, 201_088, 131_072), 64, experts, 4, 2880)
+    }
 }
 
 const fn family(name: &'static str, dims: Dims) -> Family {
@@ -130,20 +154,8 @@ pub const FAMILIES: [Family; 15] = [
     family("Llama-3.1-70B", dense([8192, 80, 64, 8], 28_672, 128_256, 131_072)),
     family("Llama-3.1-405B", dense([16_384, 126, 128, 8], 53_248, 128_256, 131_072)),
     family("Qwen3-30B-A3B", mixed(dense([2048, 48, 32, 4], 6144, 151_936, 40_960), 128, 128, 8, 768)),
-    family(
-        "gpt-oss-20b",
-        Dims {
-            window: Some(128),
-            ..mixed(dense([2880, 24, 64, 8], 2880, 201_088, 131_072), 64, 32, 4, 2880)
-        },
-    ),
-    family(
-        "gpt-oss-120b",
-        Dims {
-            window: Some(128),
-            ..mixed(dense([2880, 36, 64, 8], 2880, 201_088, 131_072), 64, 128, 4, 2880)
-        },
-    ),
+    family("gpt-oss-20b", oss(24, 32)),
+    family("gpt-oss-120b", oss(36, 128)),
     family("Qwen3-235B-A22B", mixed(dense([4096, 94, 64, 4], 12_288, 151_936, 40_960), 128, 128, 8, 1536)),
     family("DeepSeek-V3", DEEPSEEK),
 ];
