@@ -9,7 +9,7 @@ use mantissa_jobs::parse_count;
 use mantissa_num::{Scheme, nearest_list};
 use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
 use mantissa_plan::parallel::Parallel;
-use mantissa_plan::recommend::{Load, prompt_of};
+use mantissa_plan::recommend::Load;
 use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -114,7 +114,7 @@ impl Execute for Args {
         let shape = self.subject.shape_or_usual(context)?;
         let device = device(self.subject.hardware(), context)?;
         let tokens = context_of(self.context, 8192, &shape)?;
-        let load = load(&shape, tokens, self.batch, context);
+        let load = load(tokens, self.batch, context);
         let typed = match self.subject.model() {
             Some(model) => quoted(model.typed()),
             None => "MODEL".to_owned(),
@@ -131,16 +131,10 @@ impl Execute for Args {
     }
 }
 
-/// Describes the load of an answer: prompts of three quarters of the context.
-fn load(shape: &ModelShape, context: u64, batch: u64, options: &Context) -> Load {
-    Load {
-        context,
-        batch,
-        prefill: prompt_of(context),
-        decode: (context / 4).clamp(1, 1024),
-        memory: options.memory.map(|memory| memory as f64),
-        ..Load::usual(shape, 1, Parallel::Tensor)
-    }
+/// Describes the load of an answer.
+fn load(context: u64, batch: u64, options: &Context) -> Load {
+    let memory = options.memory.map(|memory| memory as f64);
+    Load { batch, memory, ..Load::of_context(context, 1, Parallel::Tensor) }
 }
 
 fn print(
