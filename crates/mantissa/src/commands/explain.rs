@@ -36,7 +36,8 @@ use crate::output::{Align, Table, paragraph};
   mantissa explain memory demo
   mantissa explain 0.1 --as bf16,fp8-e4m3,nvfp4
   mantissa explain 0.1 --as int4-g32 --amax 2.5
-  mantissa explain 0.1 --as nvfp4 --tensor-amax 1")]
+  mantissa explain 0.1 --as nvfp4 --tensor-amax 1
+  mantissa explain 8 --as int8-channel --amax 0.8")]
 pub struct Args {
     /// Topic, or a number
     #[arg(allow_negative_numbers = true)]
@@ -50,7 +51,8 @@ pub struct Args {
     schemes: Vec<Scheme>,
     /// Largest magnitude of the number's block
     ///
-    /// Decides the scale of formats that have one [default: the number itself].
+    /// Decides the scale of formats that have one; a number beyond it is clipped, as under a static scale [default: the number
+    /// itself].
     #[arg(long, value_name = "X")]
     amax: Option<f32>,
     /// Largest magnitude of the number's tensor
