@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use mantissa_jobs::parse_count;
 use mantissa_num::{Scheme, nearest_list};
-use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
+use mantissa_plan::explain::{Deployment, Explained, Topic, groups, topics};
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::recommend::Load;
 use mantissa_plan::shape::{ModelShape, billions};
@@ -21,7 +21,7 @@ use super::plan::{Subject, context_of, device};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
-use crate::output::{Align, Table, paragraph};
+use crate::output::paragraph;
 
 /// Answer standing questions with the figures of a model
 ///
@@ -72,6 +72,7 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Listed {
+    group: &'static str,
     topic: &'static str,
     question: &'static str,
 }
@@ -174,20 +175,35 @@ fn bullet(line: &str, out: &mut dyn Write) -> io::Result<()> {
 
 /// Lists the topics.
 fn list(context: &Context) -> Result<()> {
-    let listed: Vec<_> =
-        topics().map(|topic| Listed { topic: &topic.name, question: &topic.question }).collect();
+    let listed: Vec<Listed> = groups()
+        .iter()
+        .flat_map(|group| {
+            let of = |topic: &'static Topic| Listed {
+                group: &group.title,
+                topic: &topic.name,
+                question: &topic.question,
+            };
+            group.topics.iter().map(of)
+        })
+        .collect();
     #[derive(Serialize)]
     struct Topics<'a> {
         topics: &'a [Listed],
     }
     context.report(&Topics { topics: &listed }, |out| {
-        let mut table = Table::new([("topic", Align::Left), ("question", Align::Left)]);
-        listed.iter().for_each(|row| table.row([row.topic.to_owned(), row.question.to_owned()]));
-        table.write(out)?;
-        writeln!(
+        let width = listed.iter().map(|row| row.topic.chars().count()).max().unwrap_or(0);
+        for rows in listed.chunk_by(|a, b| a.group == b.group) {
+            rows.iter().take(1).try_for_each(|row| writeln!(out, "{}", row.group))?;
+            for row in rows {
+                write!(out, "  {:width$}  ", row.topic)?;
+                paragraph(out, width + 4, row.question)?;
+            }
+            writeln!(out)?;
+        }
+        paragraph(
             out,
-            "\nmantissa explain TOPIC [MODEL] shows one with the figures of a model; a number such as 0.1 is"
-        )?;
-        writeln!(out, "shown as formats store it.")
+            0,
+            "mantissa explain TOPIC [MODEL] shows one with the figures of a model; a number such as 0.1 is shown as formats store it.",
+        )
     })
 }

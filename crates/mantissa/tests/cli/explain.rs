@@ -11,6 +11,19 @@ fn topics() -> Vec<String> {
     topics.iter().map(|topic| topic["topic"].as_str().unwrap().to_owned()).collect()
 }
 
+/// Topics of one group stand together below its title.
+#[test]
+fn topics_are_listed_in_groups() {
+    let (listed, shown) = (json(&["explain", "--json"]), succeed(&["explain"]));
+    let topics = listed["topics"].as_array().unwrap();
+    let mut groups: Vec<&str> = topics.iter().map(|topic| topic["group"].as_str().unwrap()).collect();
+    groups.dedup();
+    assert!(groups.len() >= 5, "{groups:?}");
+    for group in groups {
+        assert_eq!(shown.matches(&format!("{group}\n  ")).count(), 1, "{group}: {shown}");
+    }
+}
+
 #[test]
 fn every_topic_answers_for_a_model_and_hardware() {
     let all = topics();
