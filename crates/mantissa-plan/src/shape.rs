@@ -328,7 +328,7 @@ impl ModelShape {
             push(down, hidden, shared, mixed, mixed);
         }
         matrices.retain(|m| m.count > 0 && m.rows * m.cols > 0);
-        let (others, expert_biases) = unquantized(dims);
+        let (others, expert_biases) = dims.unquantized();
         let inner = dims.mixture.map_or(ffn as u64, |m| m.per_token * m.width as u64 + m.shared as u64);
         ModelShape {
             name: name.to_owned(),
@@ -339,7 +339,7 @@ impl ModelShape {
             heads,
             kv_heads,
             inner,
-            mixed: every * mixed_elements(dims) as u64,
+            mixed: every * dims.mixed_elements() as u64,
             tied,
             matrices,
             embedding: (vocab * hidden) as u64,
@@ -403,48 +403,6 @@ impl ModelShape {
             billions(shape.parameters())
         );
         ModelShape { assumed: Some(assumed), ..shape }
-    }
-}
-
-/// Weights that no recipe quantizes (norms, routers, sinks, biases), and those of them that are biases of routed experts.
-fn unquantized(dims: &Dims) -> (u64, u64) {
-    let Dims { hidden, layers, heads, kv_heads, head_dim, ffn, .. } = *dims;
-    let Mixture { experts, width, shared, dense_layers, .. } = dims.mixture.unwrap_or(Mixture {
-        experts: 0,
-        per_token: 0,
-        width: 0,
-        shared: 0,
-        dense_layers: layers as u64,
-    });
-    let mixed = layers - dense_layers as usize;
-    let routed = mixed * experts as usize;
-    let norms = (2 * layers + 1) * hidden;
-    let sinks = if dims.sinks { layers * heads } else { 0 };
-    let qkv = layers * (heads + 2 * kv_heads) * head_dim;
-    // Gate, up and down.
-    let mlp = |inner: usize| if inner > 0 { 2 * inner + hidden } else { 0 };
-    let (biases, of_experts) = match dims.biases {
-        Biases::None => (0, 0),
-        Biases::Qkv => (qkv, 0),
-        Biases::All => {
-            let dense = (layers - mixed) * mlp(ffn) + mixed * mlp(shared);
-            (qkv + layers * hidden + routed + dense, routed * mlp(width))
-        }
-    };
-    let others = norms + routed * hidden + sinks + biases + of_experts;
-    (others as u64, of_experts as u64)
-}
-
-/// Elements of queries, keys, values, attended values and latents of a token in one layer, as the backward needs them: keys
-/// of latent attention with the rotated part in each head.
-fn mixed_elements(dims: &Dims) -> usize {
-    let Dims { heads, kv_heads, head_dim, .. } = *dims;
-    match dims.latent {
-        None => 2 * (heads + kv_heads) * head_dim,
-        Some(latent) => {
-            let (width, value) = (latent.rotated + latent.unrotated, latent.value);
-            2 * heads * (width + value) + latent.queries + latent.keys + latent.rotated
-        }
     }
 }
 

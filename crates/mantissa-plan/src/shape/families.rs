@@ -33,6 +33,50 @@ pub struct Dims {
     pub latent: Option<Latent>,
 }
 
+impl Dims {
+    /// Weights that no recipe quantizes (norms, routers, sinks, biases), and those of them that are biases of routed experts.
+    pub(super) fn unquantized(&self) -> (u64, u64) {
+        let Dims { hidden, layers, heads, kv_heads, head_dim, ffn, .. } = *self;
+        let Mixture { experts, width, shared, dense_layers, .. } = self.mixture.unwrap_or(Mixture {
+            experts: 0,
+            per_token: 0,
+            width: 0,
+            shared: 0,
+            dense_layers: layers as u64,
+        });
+        let mixed = layers - dense_layers as usize;
+        let routed = mixed * experts as usize;
+        let norms = (2 * layers + 1) * hidden;
+        let sinks = if self.sinks { layers * heads } else { 0 };
+        let qkv = layers * (heads + 2 * kv_heads) * head_dim;
+        // Gate, up and down.
+        let mlp = |inner: usize| if inner > 0 { 2 * inner + hidden } else { 0 };
+        let (biases, of_experts) = match self.biases {
+            Biases::None => (0, 0),
+            Biases::Qkv => (qkv, 0),
+            Biases::All => {
+                let dense = (layers - mixed) * mlp(ffn) + mixed * mlp(shared);
+                (qkv + layers * hidden + routed + dense, routed * mlp(width))
+            }
+        };
+        let others = norms + routed * hidden + sinks + biases + of_experts;
+        (others as u64, of_experts as u64)
+    }
+
+    /// Elements of queries, keys, values, attended values and latents of a token in one layer, as the backward needs them: keys
+    /// of latent attention with the rotated part in each head.
+    pub(super) fn mixed_elements(&self) -> usize {
+        let Dims { heads, kv_heads, head_dim, .. } = *self;
+        match self.latent {
+            None => 2 * (heads + kv_heads) * head_dim,
+            Some(latent) => {
+                let (width, value) = (latent.rotated + latent.unrotated, latent.value);
+                2 * heads * (width + value) + latent.queries + latent.keys + latent.rotated
+            }
+        }
+    }
+}
+
 /// Linear layers with biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Biases {
