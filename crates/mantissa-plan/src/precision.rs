@@ -5,7 +5,7 @@
 
 mod candidates;
 
-use mantissa_arch::gguf::{DecoderSizes, FileType, TensorRole, stored_type};
+use mantissa_arch::gguf::{DecoderSizes, FileType, stored_type};
 use mantissa_num::format::Format;
 use mantissa_num::minifloat::BF16;
 use mantissa_num::{Blocks, Code, CodecId, Scheme, Source, parse_activation, parse_weight};
@@ -252,16 +252,8 @@ fn stored_bits(wanted: CodecId, cols: usize) -> f64 {
 fn mean_bits(ty: FileType, shape: &ModelShape, matrices: &Matrices) -> f64 {
     let Some(kind) = matrices.role.kind() else { return stored_bits(ty.base, matrices.cols) };
     let sizes = DecoderSizes { layers: shape.layers as usize, heads: shape.heads, kv_heads: shape.kv_heads };
-    let mut layers: Vec<(CodecId, u64)> = Vec::new();
-    for layer in 0..sizes.layers.max(1) {
-        let codec = ty.choose(sizes, TensorRole::Linear { kind, layer }, false);
-        match layers.iter_mut().find(|(known, _)| *known == codec) {
-            Some((_, count)) => *count += 1,
-            None => layers.push((codec, 1)),
-        }
-    }
-    let of = |(codec, count): (CodecId, u64)| count as f64 * stored_bits(codec, matrices.cols);
-    layers.into_iter().map(of).sum::<f64>() / sizes.layers.max(1) as f64
+    let of = |(codec, count): (CodecId, usize)| count as f64 * stored_bits(codec, matrices.cols);
+    ty.over_layers(sizes, kind).into_iter().map(of).sum::<f64>() / sizes.layers.max(1) as f64
 }
 
 /// Says that a GGUF file would take more bits than its name states.
@@ -473,10 +465,7 @@ mod tests {
             let ty = p.file_type.unwrap();
             assert_eq!((p.weights, p.recipe), (ty.base.name(), Some(ty.name)));
             for kind in LinearKind::PLAIN.into_iter().filter(|kind| Role::of(*kind) == Role::Other) {
-                for layer in 0..sizes.layers {
-                    let found = ty.choose(sizes, TensorRole::Linear { kind, layer }, false);
-                    assert_eq!(found, ty.base, "{} {kind:?} {layer}", p.name);
-                }
+                assert_eq!(ty.over_layers(sizes, kind), [(ty.base, 16)], "{} {kind:?}", p.name);
             }
         }
     }

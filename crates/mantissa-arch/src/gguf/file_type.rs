@@ -276,6 +276,35 @@ impl FileType {
             .map(|part| self.choose(DecoderSizes::default(), part, false))
     }
 
+    /// Returns the types of a projection over the layers of a model, each with the number of layers that have it, without an
+    /// importance matrix.
+    pub fn over_layers(&self, sizes: DecoderSizes, kind: LinearKind) -> Vec<(CodecId, usize)> {
+        let mut found: Vec<(CodecId, usize)> = Vec::new();
+        for layer in 0..sizes.layers {
+            let codec = self.choose(sizes, TensorRole::Linear { kind, layer }, false);
+            match found.iter_mut().find(|(known, _)| *known == codec) {
+                Some((_, count)) => *count += 1,
+                None => found.push((codec, 1)),
+            }
+        }
+        found
+    }
+
+    /// Returns the types of every projection in a decoder of 32 layers whose key heads are shared by four query heads.
+    pub fn example(&self) -> [(&'static str, Vec<(CodecId, usize)>); 7] {
+        let sizes = DecoderSizes { layers: 32, heads: 32, kv_heads: 8 };
+        let parts = [
+            ("queries", LinearKind::Q),
+            ("keys", LinearKind::K),
+            ("values", LinearKind::V),
+            ("output", LinearKind::O),
+            ("gate", LinearKind::Gate),
+            ("up", LinearKind::Up),
+            ("down", LinearKind::Down),
+        ];
+        parts.map(|(part, kind)| (part, self.over_layers(sizes, kind)))
+    }
+
     /// Returns the type of `part` of a model; `importance` is true if there is an importance matrix.
     pub fn choose(&self, sizes: DecoderSizes, part: TensorRole, importance: bool) -> CodecId {
         let (of, layer) = match part {

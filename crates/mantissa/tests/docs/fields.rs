@@ -39,8 +39,11 @@ const REPORTS: [(&[&str], &str); 23] = [
 ];
 
 /// Other commands with a report, which like those above repeat no key.
-const OTHERS: [&str; 10] = [
+const OTHERS: [&str; 13] = [
     "schemes",
+    "schemes int4-g128",
+    "schemes turbo4",
+    "recipes gptq-int4-g128",
     "explain 0.1 --as int4-g32",
     "tokenizer sample.txt --vocab 300 --out words",
     "quantize demo --recipe rtn-int4-g128 --dry-run --out never",
