@@ -179,7 +179,7 @@ fn one_scheme_and_one_recipe_are_shown() {
         (["schemes", "int9-g32"], "int8"),
         (["schemes", "int4-g0"], "a group such as g128"),
         (["recipes", "gpqt-int4-g128"], "gptq-int4-g128"),
-        (["recipes", "nothing"], "nf4"),
+        (["recipes", "q4_k_x"], "q4_k_m"),
     ] {
         let error = fail(2, &arguments);
         assert!(error.contains(near), "{arguments:?}: {error}");

@@ -1,6 +1,7 @@
 //! One recipe: what it does, what it lost on our models, and where each of its formats loads.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use anyhow::Result;
 use mantissa_plan::contract::Cell;
@@ -96,7 +97,7 @@ fn details(typed: &str, recipe: &Recipe) -> Details {
         types: types(recipe),
         formats: formats(recipe),
         measured: measured.map(Measured::from).collect(),
-        command: format!("mantissa quantize MODEL --recipe {}{text} --out OUT", quoted(typed)),
+        command: format!("mantissa quantize MODEL --recipe {}{text} --out OUT", quoted(Path::new(typed))),
         row: row(recipe, full),
     }
 }
