@@ -241,18 +241,20 @@ mod tests {
     }
 
     /// INT8 with one value of 100 σ in 1024: a step of 100 / 127.5 = .784 σ makes an error of .784² / 12 = .0512, 12.9 dB. Rotated
-    /// it is 100 / √1024 = 3.1 σ in each value, so that the largest is about 3.1 + 3.3 = 6.5 σ: a step of .051, 36.7 dB. The blocks
-    /// of NVFP4 lose by it: their values become about 3.3 times as large, 10 lg(1 + 3.1²) = 10 dB.
+    /// it is 100 / √1024 = 3.1 σ in each value, so that the largest is about 3.1 + 3.3 = 6.5 σ: a step of .051, 36.7 dB. NVFP4 loses
+    /// the 15 neighbours of the outlier of 1023 values, .0147, beside its noise of 20.4 dB, .0091: 16.2 dB. Rotated, all values
+    /// become √(1 + 3.1²) = 3.3 times as large, and so does the noise: about 10 dB.
     #[test]
     fn rotations_spread_outliers() {
         let near = |found: Option<f64>, right: f64| {
-            assert!((found.unwrap() - right).abs() < 1.0, "{found:?} {right}")
+            assert!((found.unwrap() - right).abs() < 1.0, "{found:?} {right}");
         };
         near(sqnr("int8-channel", Some(100.0)), 12.9);
         near(rotated_sqnr("int8-channel", Some(100.0)), 36.7);
         near(rotated_sqnr("int8-channel", None), sqnr("int8-channel", None).unwrap());
-        let lost = sqnr("nvfp4", Some(100.0)).unwrap() - rotated_sqnr("nvfp4", Some(100.0)).unwrap();
-        assert!((lost - 10.0).abs() < 1.5, "{lost}");
+        near(sqnr("nvfp4", Some(100.0)), 16.2);
+        let rotated = rotated_sqnr("nvfp4", Some(100.0)).unwrap();
+        assert!((8.0..13.0).contains(&rotated), "{rotated}");
     }
 
     /// Of values of one sign a symmetric integer uses half of its codes: one bit, 6 dB.

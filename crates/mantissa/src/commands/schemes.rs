@@ -20,8 +20,6 @@ use crate::context::Context;
 use crate::help::Group;
 use crate::output::{Align, Table, number};
 
-pub use one::{Measured, print_measured};
-
 /// Rows and columns of the weight for which bits per weight are given.
 const SIDE: usize = 4096;
 

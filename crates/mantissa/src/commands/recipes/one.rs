@@ -13,8 +13,8 @@ use mantissa_store::convention::Container;
 use serde::Serialize;
 
 use super::{Row, SIDE, calibration, in_pairs, of_file_type, readers, row};
+use crate::commands::losses::{Measured, print_measured};
 use crate::commands::next_steps::quoted;
-use crate::commands::schemes::{Measured, print_measured};
 use crate::context::Context;
 use crate::output::{Align, Table, labelled};
 

@@ -7,11 +7,12 @@ use mantissa_num::format::{Affine, Format};
 use mantissa_num::{Blocks, Code, RowKind, Rule, Scheme};
 use mantissa_plan::contract::Cell;
 use mantissa_plan::explain::sqnr;
-use mantissa_plan::figures::{FIGURES, Figure, PAGE};
+use mantissa_plan::figures::{FIGURES, Figure};
 use mantissa_quant::Recipe;
 use serde::Serialize;
 
 use super::{Row, SIDE, cache, row};
+use crate::commands::losses::{Measured, print_measured};
 use crate::commands::recipes::readers;
 use crate::context::Context;
 use crate::output::{Align, Table, labelled, number};
@@ -64,30 +65,6 @@ struct Details {
 struct Formula {
     name: String,
     formula: String,
-}
-
-/// Measured loss of a recipe.
-#[derive(Serialize)]
-pub struct Measured {
-    model: &'static str,
-    recipe: &'static str,
-    kl: f64,
-    kl_se: Option<f64>,
-    top1: Option<f64>,
-    cpu_seconds: Option<f64>,
-}
-
-impl From<&'static Figure> for Measured {
-    fn from(figure: &'static Figure) -> Self {
-        Measured {
-            model: figure.model,
-            recipe: figure.recipe,
-            kl: figure.kl,
-            kl_se: figure.kl_error,
-            top1: figure.top1,
-            cpu_seconds: figure.seconds,
-        }
-    }
 }
 
 /// Prints one scheme.
@@ -270,35 +247,6 @@ fn print(scheme: &Details, out: &mut dyn Write) -> io::Result<()> {
     print_measured(&scheme.measured, out)
 }
 
-/// Prints measured losses, if there are any.
-///
-/// # Errors
-/// As `out`.
-pub fn print_measured(measured: &[Measured], out: &mut dyn Write) -> io::Result<()> {
-    if measured.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "\nMeasured on our models ({PAGE}); KL in nats/token:")?;
-    let right = Align::Right;
-    let mut table = Table::new([
-        ("recipe", Align::Left),
-        ("model", Align::Left),
-        ("KL", right),
-        ("top-1, %", right),
-        ("CPU-s", right),
-    ]);
-    for row in measured {
-        table.row([
-            row.recipe.to_owned(),
-            row.model.to_owned(),
-            format!("{:.5}", row.kl),
-            row.top1.map_or_else(|| "-".to_owned(), |top1| format!("{top1:.2}")),
-            number(row.cpu_seconds, 3),
-        ]);
-    }
-    table.write(out)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -321,7 +269,7 @@ mod tests {
             (Some("rtn-int4-g128"), Some("compressed-tensors"))
         );
         assert!(found.loads_in.unwrap().contains("vLLM"));
-        let measured = |recipe| found.measured.iter().any(|row| row.recipe == recipe);
+        let measured = |recipe: &str| found.measured.iter().any(|row| row.recipe == recipe);
         assert!(measured("gptq-int4-g128") && measured("rtn-int4-g128") && !measured("gptq-int4-g32"));
         assert!(found.sqnr_db.unwrap() > found.sqnr_with_outlier_db.unwrap());
     }
