@@ -95,10 +95,10 @@ fn details(scheme: &Scheme) -> Details {
     row.examples.retain(|text| text.parse::<Scheme>().is_ok());
     let format = &scheme.format;
     let scaled = format.scale().is_some();
-    let recipe = ["rtn", "qtip"]
-        .into_iter()
-        .map(|method| format!("{method}-{scheme}"))
-        .find_map(|name| Some((Recipe::load(&name).ok()?, name)));
+    // Only QTIP finds the states of a trellis.
+    let method = if format.trellis().is_some() { "qtip" } else { "rtn" };
+    let name = format!("{method}-{scheme}");
+    let recipe = Recipe::load(&name).ok().map(|recipe| (recipe, name));
     let container = recipe.as_ref().map(|(recipe, _)| recipe.container());
     let readers =
         recipe.as_ref().zip(container).map_or_else(Vec::new, |((recipe, _), format)| readers(recipe, format));
