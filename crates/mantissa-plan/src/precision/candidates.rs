@@ -81,6 +81,13 @@ const fn row(name: &'static str, nominal: u32, recipe: &'static str, weights: &'
     Precision { name, nominal, recipe: Some(recipe), weights, convention: CT, kl: [None; 2], ..BASE }
 }
 
+impl Precision {
+    /// Returns a precision of a recipe that no figure ranks.
+    pub const fn unmeasured(recipe: &'static str, convention: &'static str, nominal: u32) -> Self {
+        Precision { convention, kl: [None; 2], ..row("", nominal, recipe, "bf16") }
+    }
+}
+
 /// Returns a precision whose inputs are quantized too.
 const fn with_inputs(precision: Precision, inputs: &'static str) -> Precision {
     Precision { inputs: Some(inputs), ..precision }
