@@ -34,7 +34,7 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     ("db_positive", |_, a| Ok(Value::number(positive_sqnr(a.text(0)?)))),
     // A number under a scheme in a row of a largest magnitude: what is stored, its error, and the scale.
     ("stored", |_, a| number(shown(a)?.value)),
-    ("stored_error", |_, a| number(shown(a)?.error)),
+    ("stored_error", |_, a| number(error(a)?)),
     ("stored_scale", |_, a| Ok(Value::number(shown(a)?.scale))),
     // Smallest positive level of a scheme over its largest.
     ("smallest_level", |_, a| Ok(Value::number(smallest_level(&scheme(a, 0)?)))),
@@ -91,6 +91,12 @@ fn shown(args: &Args<'_>) -> Result<Anatomy, Fault> {
     let amax = args.number(2)? as f32;
     anatomy(args.number(0)?, &scheme(args, 1)?, amax, amax)
         .map_err(|_| args.fault(1, "a scheme with codes of elements"))
+}
+
+/// Error of such a number; that of f32 arithmetic is none of the code's.
+fn error(args: &Args<'_>) -> Result<f64, Fault> {
+    let (found, amax) = (shown(args)?.error, args.number(2)?);
+    Ok(if found.abs() < 1e-6 * amax { 0.0 } else { found })
 }
 
 /// Levels of NF4.
