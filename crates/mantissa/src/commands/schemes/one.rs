@@ -98,7 +98,9 @@ fn details(scheme: &Scheme) -> Details {
     // Only QTIP finds the states of a trellis.
     let method = if format.trellis().is_some() { "qtip" } else { "rtn" };
     let name = format!("{method}-{scheme}");
-    let recipe = Recipe::load(&name).ok().map(|recipe| (recipe, name));
+    // Tokens and heads are rows of inputs and of the KV cache.
+    let weight = scheme.row == RowKind::Channel;
+    let recipe = weight.then(|| Recipe::load(&name).ok()).flatten().map(|recipe| (recipe, name));
     let container = recipe.as_ref().map(|(recipe, _)| recipe.container());
     let readers =
         recipe.as_ref().zip(container).map_or_else(Vec::new, |((recipe, _), format)| readers(recipe, format));
@@ -299,6 +301,7 @@ mod tests {
             assert!(found.row.examples.iter().all(|text| text.parse::<Scheme>().is_ok()), "{name}");
         }
         assert_eq!(of("int4-token:clip90").rule.unwrap().name, "clip90");
-        assert_eq!(of("q4_k").format, Some("gguf"));
+        assert_eq!((of("q4_k").format, of("int8-head").recipe), (Some("gguf"), None));
+        assert_eq!(of("trellis2").recipe.as_deref(), Some("qtip-trellis2"));
     }
 }
