@@ -39,7 +39,7 @@ def gguf_types(file_type, role, layers, grouped):
     if file_type in ("Q4_K_M", "Q5_K_M") and role in ("v", "down"):
         for i in more_bits(layers):
             types[i] = "q6_k"
-    elif file_type == "IQ4_XS" and role == "v" and grouped:
+    elif file_type in ("IQ4_XS", "IQ4_NL") and role == "v" and grouped:
         types = ["q5_k"] * layers
     elif file_type == "IQ4_XS" and role == "down":
         types[:layers // 8] = ["q5_k"] * (layers // 8)

@@ -32,7 +32,8 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
         matrices,
         embedding: table,
         others,
-        others_met: others.saturating_sub(unmet(config)),
+        others_met: others.saturating_sub(looked_up(config) + expert_biases(config)),
+        expert_biases: expert_biases(config),
         caches: caches(config),
         state_bytes: state_bytes(config),
         state_parts: state_parts(config),
@@ -41,16 +42,19 @@ pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
     }
 }
 
-/// Weights that no recipe quantizes and that a token does not meet: all but a row of embeddings of layers and of learned positions,
-/// biases of experts.
-fn unmet(config: &ModelConfig) -> u64 {
+/// Weights of embeddings of layers and of learned positions, of which a token meets a row.
+fn looked_up(config: &ModelConfig) -> u64 {
     let inputs = config.by_layer.inputs.map_or(0, |inputs| inputs.vocabulary * inputs.width);
     let positions =
         if config.learned_positions { config.max_position_embeddings * config.hidden_size } else { 0 };
+    (inputs * config.num_hidden_layers + positions) as u64
+}
+
+/// Biases of routed experts.
+fn expert_biases(config: &ModelConfig) -> u64 {
     let of_experts =
         config.decoder_linears().filter(|info| info.bias && part_of(info.kind) == ModelPart::Experts);
-    let biases: usize = of_experts.map(|info| info.rows).sum();
-    (inputs * config.num_hidden_layers + positions + biases) as u64
+    of_experts.map(|info| info.rows as u64).sum()
 }
 
 /// Part of a layer that a linear layer belongs to.
@@ -69,17 +73,11 @@ fn part_of(kind: LinearKind) -> ModelPart {
     }
 }
 
-/// Projection of a linear layer, as far as file types of llama.cpp distinguish them.
-fn role_of(kind: LinearKind) -> Role {
-    let named = [(LinearKind::V, Role::Value), (LinearKind::O, Role::Output), (LinearKind::Down, Role::Down)];
-    named.into_iter().find(|(of, _)| *of == kind.dense()).map_or(Role::Other, |(_, role)| role)
-}
-
 /// Groups the linear layers by part, projection and shape.
 fn matrices(config: &ModelConfig) -> Vec<Matrices> {
     let mut groups: BTreeMap<(u8, Role, usize, usize), Matrices> = BTreeMap::new();
     for info in config.decoder_linears() {
-        let (part, role) = (part_of(info.kind), role_of(info.kind));
+        let (part, role) = (part_of(info.kind), Role::of(info.kind));
         let (rows, cols) = (info.rows, info.cols);
         let entry = groups.entry((part as u8, role, rows, cols));
         let group = entry.or_insert(Matrices { part, role, rows, cols, count: 0, active: 0 });
@@ -255,6 +253,35 @@ mod tests {
         shape(&serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap())
     }
 
+    /// Biases of projections, routers and experts and attention sinks are counted alike.
+    #[test]
+    fn gpt_oss_has_the_sizes_of_its_published_shape() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tiny/gpt-oss/config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        let kinds: Vec<&str> =
+            (0..24).map(|i| if i % 2 == 0 { "sliding_attention" } else { "full_attention" }).collect();
+        config["layer_types"] = json!(kinds);
+        for (key, value) in [
+            ("hidden_size", 2880),
+            ("intermediate_size", 2880),
+            ("num_hidden_layers", 24),
+            ("num_attention_heads", 64),
+            ("num_key_value_heads", 8),
+            ("head_dim", 64),
+            ("num_local_experts", 32),
+            ("num_experts_per_tok", 4),
+            ("sliding_window", 128),
+            ("max_position_embeddings", 131_072),
+            ("vocab_size", 201_088),
+        ] {
+            config[key] = json!(value);
+        }
+        let (read, known) = (shape(&config), ModelShape::named("gpt-oss-20b").unwrap());
+        assert_eq!((read.parameters(), read.others), (known.parameters(), known.others));
+        assert_eq!((read.others_met, read.expert_biases), (known.others_met, known.expert_biases));
+        assert_eq!(read.active_parameters(), known.active_parameters());
+    }
+
     /// 4 heads, a latent of 12 + 4, an index of 2 heads of 8 elements for 2048 tokens; MLP and expert have a down projection.
     #[test]
     fn indexes_and_roles_are_seen() {
@@ -275,6 +302,7 @@ mod tests {
     fn weights_that_a_token_does_not_meet_are_left_out() {
         let read = tiny("gpt-oss");
         assert_eq!(read.others - read.others_met, 2 * 4 * (2 * 16 + 32));
+        assert_eq!(read.expert_biases, 2 * 4 * (2 * 16 + 32));
         let read = tiny("gemma3n");
         assert!(read.others_met < read.others);
         let read = tiny("qwen3-qknorm");

@@ -1,7 +1,9 @@
-//! Architectures of GGUF files: what llama.cpp's converter changes and its loaders require, names of tensors, order of rows.
+//! Architectures of GGUF files: what llama.cpp's converter changes and its loaders require, names of tensors, order of rows;
+//! its file types.
 
 mod architecture;
 mod base;
+mod file_type;
 mod joined;
 mod names;
 mod order;
@@ -12,6 +14,7 @@ pub use architecture::{
     Unrotated, Windows, Yarn,
 };
 pub use base::{ATTENTION_BIAS, MLP_BIAS, PLAIN, QKV};
+pub use file_type::{DecoderSizes, FILE_TYPES, FileType, TensorRole, stored_type};
 pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, layer, place, stored_name, text_name};
 pub use order::{DeltaHeads, Moved, RowOrder, to_gguf_order, to_hf_order};

@@ -14,6 +14,9 @@ pub struct Variant {
     pub name: &'static str,
     /// Encoder rule.
     pub rule: Rule,
+    /// Formula of the scale `s` of a block, in words where they are shorter. `b` are the bits of an integer; the range is that of
+    /// the block: its `min`, `max` and largest magnitude `amax`.
+    pub formula: &'static str,
     stored: Part,
 }
 
@@ -30,69 +33,159 @@ enum Part {
     Nvfp4(Option<Sense>, bool),
 }
 
-const fn variant(name: &'static str, rule: Rule) -> Variant {
-    Variant { name, rule, stored: Part::Any }
+const fn variant(name: &'static str, rule: Rule, formula: &'static str) -> Variant {
+    Variant { name, rule, formula, stored: Part::Any }
 }
 
-const fn offset(name: &'static str, rule: Rule, offset: Offset) -> Variant {
-    Variant { name, rule, stored: Part::Offset(offset) }
+const fn offset(name: &'static str, rule: Rule, formula: &'static str, offset: Offset) -> Variant {
+    Variant { stored: Part::Offset(offset), ..variant(name, rule, formula) }
 }
 
-const fn tiles(name: &'static str, rule: Rule, powers_of_two: bool) -> Variant {
-    Variant { name, rule, stored: Part::PowersOfTwo(powers_of_two) }
+const fn tiles(name: &'static str, rule: Rule, formula: &'static str, powers_of_two: bool) -> Variant {
+    Variant { stored: Part::PowersOfTwo(powers_of_two), ..variant(name, rule, formula) }
 }
 
-const fn nvfp4(name: &'static str, rule: Rule, global: Option<Sense>, tiles: bool) -> Variant {
-    Variant { name, rule, stored: Part::Nvfp4(global, tiles) }
+const fn nvfp4(
+    name: &'static str,
+    rule: Rule,
+    formula: &'static str,
+    global: Option<Sense>,
+    tiles: bool,
+) -> Variant {
+    Variant { stored: Part::Nvfp4(global, tiles), ..variant(name, rule, formula) }
 }
 
-const PLAIN: [Variant; 1] = [variant("amax", Rule::Amax)];
+const PLAIN: [Variant; 1] = [variant("amax", Rule::Amax, "s = amax / largest element")];
 
 const SYMMETRIC: [Variant; 4] = [
-    variant("full", Rule::Full),
-    variant("restricted", Rule::Restricted),
-    variant("torchao", Rule::Torchao),
-    variant("no-clipping-err", Rule::NoClippingErr),
+    variant("full", Rule::Full, "s = amax / ((2^b - 1) / 2), codes from -2^(b-1) to 2^(b-1) - 1"),
+    variant(
+        "restricted",
+        Rule::Restricted,
+        "s = amax / (2^(b-1) - 1), codes up to 2^(b-1) - 1 of both signs",
+    ),
+    variant("torchao", Rule::Torchao, "s = amax / ((2^b - 1) / 2), and x is multiplied by 1 / s"),
+    variant(
+        "no-clipping-err",
+        Rule::NoClippingErr,
+        "s = the larger of min / -2^(b-1) and max / (2^(b-1) - 1), and x is multiplied by 1 / s",
+    ),
 ];
 
 const ASYMMETRIC: [Variant; 3] = [
-    offset("ct", Rule::Ct, Offset::Zero),
-    offset("torchao", Rule::Torchao, Offset::Zero),
-    offset("minmax", Rule::MinMax, Offset::Bias),
+    offset(
+        "ct",
+        Rule::Ct,
+        "s = (max - min) / (2^b - 1) of the range with 0, z = round(-2^(b-1) - min / s), added before rounding",
+        Offset::Zero,
+    ),
+    offset(
+        "torchao",
+        Rule::Torchao,
+        "s = (max - min) / (2^b - 1) of the range with 0, z = -2^(b-1) - round(min / s), added after rounding",
+        Offset::Zero,
+    ),
+    offset(
+        "minmax",
+        Rule::MinMax,
+        "s = (max - min) / (2^b - 1), and min is stored in place of a zero point",
+        Offset::Bias,
+    ),
 ];
 
-const TERNARY: [Variant; 2] = [variant("absmean", Rule::AbsMean), variant("amax", Rule::Amax)];
+const TERNARY: [Variant; 2] =
+    [variant("absmean", Rule::AbsMean, "s = mean magnitude"), variant("amax", Rule::Amax, "s = amax")];
 
 const TILES: [Variant; 5] = [
-    tiles("amax", Rule::Amax, false),
-    tiles("floor1e-4", Rule::Floor1e4, false),
-    tiles("floor1e-12", Rule::Floor1e12, false),
-    tiles("deepseek-v3", Rule::DeepSeekV3, false),
-    tiles("ue8m0", Rule::Floor1e4, true),
+    tiles("amax", Rule::Amax, "s = amax / largest element", false),
+    tiles(
+        "floor1e-4",
+        Rule::Floor1e4,
+        "s = max(amax, 1e-4) / largest element, and x is multiplied by 1 / s",
+        false,
+    ),
+    tiles(
+        "floor1e-12",
+        Rule::Floor1e12,
+        "1 / s = largest element / max(amax, 1e-12), by which x is multiplied",
+        false,
+    ),
+    tiles("deepseek-v3", Rule::DeepSeekV3, "s = max(amax, 1e-4) / largest element", false),
+    tiles("ue8m0", Rule::Floor1e4, "s = 2^ceil(log2(max(amax, 1e-4) / largest element))", true),
 ];
 
 const MICROSCALED: [Variant; 7] = [
-    variant("floor", Rule::Floor),
-    variant("ceil", Rule::Ceil),
-    variant("even", Rule::Even),
-    variant("rceil", Rule::Rceil),
-    variant("torchao-rceil", Rule::TorchaoRceil),
-    variant("ct", Rule::Ct),
-    variant("deepgemm", Rule::DeepGemm),
+    variant(
+        "floor",
+        Rule::Floor,
+        "s = 2^(floor(log2 amax) - e), e the exponent of the largest element; values beyond it are clipped",
+    ),
+    variant("ceil", Rule::Ceil, "s = 2^(ceil(log2 amax) - e), e the exponent of the largest element"),
+    variant("even", Rule::Even, "as floor, of amax plus half a unit of an element's last mantissa bit"),
+    variant("rceil", Rule::Rceil, "s = 2^ceil(log2(amax / largest element)): nothing is clipped"),
+    variant("torchao-rceil", Rule::TorchaoRceil, "as rceil, with the logarithm rounded to f32"),
+    variant("ct", Rule::Ct, "as even, with 3 mantissa bits for elements of 6 bits and 1 for others"),
+    variant(
+        "deepgemm",
+        Rule::DeepGemm,
+        "s = 2^ceil(log2(max(amax, 1e-4) / largest element)), halves rounded toward 0",
+    ),
 ];
 
-const FP4: [Variant; 2] = [variant("amax", Rule::Amax), variant("deepgemm", Rule::DeepGemm)];
+const FP4: [Variant; 2] = [
+    variant("amax", Rule::Amax, "s = amax / 6"),
+    variant("deepgemm", Rule::DeepGemm, "s = max(amax, 1e-4) / 6, halves rounded toward 0"),
+];
 
 const NVFP4: [Variant; 6] = [
-    nvfp4("ct", Rule::Ct, Some(Sense::Divisor), false),
-    nvfp4("te", Rule::Te, Some(Sense::Amax { full_scale: 6 * 448 }), false),
-    nvfp4("torchao", Rule::Torchao, Some(Sense::Multiplier), false),
-    nvfp4("torchao-1level", Rule::Torchao, None, false),
-    nvfp4("te-2d", Rule::Te, Some(Sense::Amax { full_scale: 6 * 448 }), true),
-    nvfp4("4over6", Rule::FourOverSix, Some(Sense::Amax { full_scale: FOUR_OVER_SIX_SCALE }), false),
+    nvfp4(
+        "ct",
+        Rule::Ct,
+        "s = E4M3(g amax / 6) / g, g = 2688 / amax of the tensor, stored as a divisor",
+        Some(Sense::Divisor),
+        false,
+    ),
+    nvfp4(
+        "te",
+        Rule::Te,
+        "s = E4M3(g amax / 6) / g, g = 2688 / amax of the tensor, whose amax is stored",
+        Some(Sense::Amax { full_scale: 6 * 448 }),
+        false,
+    ),
+    nvfp4(
+        "torchao",
+        Rule::Torchao,
+        "s = E4M3(amax / 6 / g) g, the block's factor at least 2^-6, g = amax of the tensor / 2688",
+        Some(Sense::Multiplier),
+        false,
+    ),
+    nvfp4(
+        "torchao-1level",
+        Rule::Torchao,
+        "s = E4M3(amax / 6), at least 2^-6, without a scale of the tensor",
+        None,
+        false,
+    ),
+    nvfp4(
+        "te-2d",
+        Rule::Te,
+        "as te, with one scale for 16 × 16 elements",
+        Some(Sense::Amax { full_scale: 6 * 448 }),
+        true,
+    ),
+    nvfp4(
+        "4over6",
+        Rule::FourOverSix,
+        "as te with 1536 for 2688; of the scales that take amax to 6 and to 4 the one with the smaller squared error",
+        Some(Sense::Amax { full_scale: FOUR_OVER_SIX_SCALE }),
+        false,
+    ),
 ];
 
-const STATE_MAPS: [Variant; 2] = [variant("nearest", Rule::Nearest), variant("cpu", Rule::Cpu)];
+const STATE_MAPS: [Variant; 2] = [
+    variant("nearest", Rule::Nearest, "s = amax, and the nearest level of x / s"),
+    variant("cpu", Rule::Cpu, "s = amax, and the level that bitsandbytes' table finds for x / s"),
+];
 
 impl Variant {
     /// True if this variant's producer stores `format`.

@@ -30,7 +30,7 @@ use value::Subject;
 pub use deployment::Deployment;
 pub use measures::{accumulator_error, sqnr};
 pub use number::{Anatomy, AnatomyError, anatomy};
-pub use topic::{Topic, topics};
+pub use topic::{Group, Topic, groups, topics};
 
 /// Answer of a topic.
 #[derive(Clone, Debug, PartialEq, Serialize)]

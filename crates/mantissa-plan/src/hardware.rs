@@ -53,7 +53,7 @@ impl Gpu {
         if let Some(gpu) = GPUS.into_iter().find(|gpu| gpu.name == text) {
             return Some(gpu);
         }
-        let sm = text.strip_prefix("sm")?.parse().ok()?;
+        let sm: u32 = text.strip_prefix("sm")?.parse().ok()?;
         GPUS.into_iter().find(|gpu| gpu.sm == sm)
     }
 }

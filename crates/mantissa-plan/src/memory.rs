@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::parallel::{Parallel, Split};
 use crate::precision::{Kv, Precision};
-use crate::shape::{CacheLayers, ModelShape};
+use crate::shape::{CacheLayers, ModelPart, ModelShape};
 
 /// Tokens of a prompt that an engine computes at once (vLLM: `max_num_batched_tokens`).
 pub const CHUNK: u64 = 2048;
@@ -50,7 +50,9 @@ pub fn table_bytes(shape: &ModelShape, precision: &Precision, split: Split) -> f
     let which = usize::from(shape.tied);
     let embedding = precision.table_bytes(which, shape.embedding, shape.hidden);
     let head = if shape.tied { 0.0 } else { head_bytes(shape, precision) };
-    split.tables(shape, [embedding, head, 2.0 * shape.others as f64])
+    let (biases, others) = (shape.expert_biases, shape.others.saturating_sub(shape.expert_biases));
+    split.tables(shape, [embedding, head, 2.0 * others as f64])
+        + 2.0 * biases as f64 * split.part(shape, ModelPart::Experts)
 }
 
 /// Bytes of activations and logits on a device with `batch` sequences of `context` tokens.

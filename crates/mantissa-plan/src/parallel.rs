@@ -110,13 +110,17 @@ impl Split {
 
     /// Share of these matrices that one device holds, the most of any.
     pub fn weights(&self, shape: &ModelShape, matrices: &Matrices) -> f64 {
-        let experts = matrices.part == ModelPart::Experts;
+        self.part(shape, matrices.part)
+    }
+
+    /// Share of a part of the layers that one device holds, the most of any.
+    pub(crate) fn part(&self, shape: &ModelShape, part: ModelPart) -> f64 {
         match self.by {
             Parallel::Tensor => 1.0 / self.n(),
             Parallel::Pipeline => self.layers(shape),
-            Parallel::Data if is_attention(matrices.part) => 1.0,
+            Parallel::Data if is_attention(part) => 1.0,
             Parallel::Data => 1.0 / self.n(),
-            Parallel::Expert if experts => whole_share(shape.experts, self.devices),
+            Parallel::Expert if part == ModelPart::Experts => whole_share(shape.experts, self.devices),
             Parallel::Expert => 1.0,
         }
     }
@@ -222,6 +226,18 @@ mod tests {
         ] {
             assert!((of(by) / gb - 1.0).abs() < 1e-9, "{by:?}: {}", of(by));
         }
+    }
+
+    /// gpt-oss-20b: 24 layers of 32 experts with 2 × 2880 + 2880 biases; of 8 devices each has those of 4 experts.
+    #[test]
+    fn biases_of_experts_lie_with_them() {
+        let shape = ModelShape::named("gpt-oss-20b").unwrap();
+        let (precision, split) =
+            (Precision::named("BF16").unwrap(), |devices| Split { devices, by: Parallel::Expert });
+        let [one, eight] =
+            [1, 8].map(|devices| crate::memory::table_bytes(&shape, &precision, split(devices)));
+        assert_eq!(shape.expert_biases, 24 * 32 * 3 * 2880);
+        assert_eq!(one - eight, 2.0 * (24 * 28 * 3 * 2880) as f64);
     }
 
     /// Heads on each of 1, 2, 4, 8, 16 devices: at least one, all heads together at least those of the model (vLLM,

@@ -4,18 +4,16 @@
 //! KL figures come from [`figures`].
 
 mod candidates;
-mod file_type;
 
+use mantissa_arch::gguf::{DecoderSizes, FileType, stored_type};
 use mantissa_num::format::Format;
 use mantissa_num::minifloat::BF16;
-use mantissa_num::{Blocks, Code, Scheme, Source, parse_activation, parse_weight};
+use mantissa_num::{Blocks, Code, CodecId, Scheme, Source, parse_activation, parse_weight};
 use serde::Serialize;
 
 use crate::figures::{self, Figure, MODELS, figure};
 use crate::parallel::Split;
 use crate::shape::{Matrices, ModelPart, ModelShape};
-
-use file_type::{Mixture, stored_type};
 
 pub use candidates::{CANDIDATES, PRECISIONS};
 
@@ -34,9 +32,9 @@ pub struct Precision {
     pub inputs: Option<&'static str>,
     /// Stored bits per weight where the format stores more than the scheme.
     pub bits: Option<f64>,
-    /// Types that a file type of llama.cpp mixes with that of `weights`.
+    /// File type of llama.cpp, which gives each matrix a type; `weights` is that of most.
     #[serde(skip)]
-    pub mixture: Mixture,
+    pub file_type: Option<FileType>,
     /// Schemes of embedding and head; `None` leaves them in bf16.
     pub tables: Option<[&'static str; 2]>,
     /// Parts of the layers that are stored otherwise.
@@ -135,7 +133,7 @@ impl Precision {
     pub fn of_part(&self, part: ModelPart) -> Self {
         match self.apart.filter(|apart| apart.parts.contains(&part)) {
             Some(Apart { weights, inputs, .. }) => {
-                Precision { weights, inputs, bits: None, mixture: &[], apart: None, ..*self }
+                Precision { weights, inputs, bits: None, file_type: None, apart: None, ..*self }
             }
             None => Precision { apart: None, ..*self },
         }
@@ -164,13 +162,8 @@ impl Precision {
     /// Mean bytes of one of these matrices of a model, scales included.
     pub fn matrix_bytes(&self, shape: &ModelShape, matrices: &Matrices) -> f64 {
         let (precision, rows, cols) = (self.of_part(matrices.part), matrices.rows, matrices.cols);
-        match precision.bits {
-            _ if precision.convention == "gguf" => {
-                let of = |name| format_of(stored_type(name, cols)).bits_per_weight(1, cols.max(1));
-                let types = file_type::types(precision.weights, precision.mixture, shape, matrices.role);
-                let bits: f64 = types.map(|(name, share)| share * of(name)).sum();
-                (rows * cols) as f64 * bits / 8.0
-            }
+        let bits = precision.file_type.map(|ty| mean_bits(ty, shape, matrices)).or(precision.bits);
+        match bits {
             Some(bits) => (rows * cols) as f64 * bits / 8.0,
             None => precision.weight_format().total_bits(rows, cols) as f64 / 8.0,
         }
@@ -239,10 +232,28 @@ impl Precision {
     /// Bytes of a table of `weights` elements: the embedding (0) or the head (1).
     pub fn table_bytes(&self, which: usize, weights: u64, hidden: u64) -> f64 {
         let cols = hidden.max(1) as usize;
-        let format =
-            self.tables.map_or_else(plain, |names| format_of(stored_type(names[which.min(1)], cols)));
-        weights as f64 * format.bits_per_weight(1, hidden.max(1) as usize) / 8.0
+        let bits = match self.file_type {
+            Some(ty) => stored_bits(ty.tables()[which.min(1)], cols),
+            None => plain().bits_per_weight(1, cols),
+        };
+        weights as f64 * bits / 8.0
     }
+}
+
+/// Returns the bits per weight with which a type is stored in rows of `cols`: other blocks, or f16, where its own do not divide
+/// them.
+fn stored_bits(wanted: CodecId, cols: usize) -> f64 {
+    let name = stored_type(wanted, cols).map_or("f16", CodecId::name);
+    format_of(name).bits_per_weight(1, cols.max(1))
+}
+
+/// Returns the mean bits per weight that a file type gives these matrices in the layers of a model, without an importance
+/// matrix.
+fn mean_bits(ty: FileType, shape: &ModelShape, matrices: &Matrices) -> f64 {
+    let Some(kind) = matrices.role.kind() else { return stored_bits(ty.base, matrices.cols) };
+    let sizes = DecoderSizes { layers: shape.layers as usize, heads: shape.heads, kv_heads: shape.kv_heads };
+    let of = |(codec, count): (CodecId, usize)| count as f64 * stored_bits(codec, matrices.cols);
+    ty.over_layers(sizes, kind).into_iter().map(of).sum::<f64>() / sizes.layers.max(1) as f64
 }
 
 /// Says that a GGUF file would take more bits than its name states.
@@ -408,6 +419,8 @@ impl Kv {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use mantissa_arch::kinds::LinearKind;
+
     use super::*;
     use crate::shape::Role;
 
@@ -442,6 +455,21 @@ mod tests {
         }
     }
 
+    /// Of the projections of candidates only those with a role have types of their own: the others have the main one.
+    #[test]
+    fn roles_tell_apart_what_file_types_do() {
+        let gguf = || CANDIDATES.iter().filter(|p| p.convention == "gguf");
+        assert_eq!(gguf().count(), 9);
+        let sizes = DecoderSizes { layers: 16, heads: 32, kv_heads: 8 };
+        for p in gguf() {
+            let ty = p.file_type.unwrap();
+            assert_eq!((p.weights, p.recipe), (ty.base.name(), Some(ty.name)));
+            for kind in LinearKind::PLAIN.into_iter().filter(|kind| Role::of(*kind) == Role::Other) {
+                assert_eq!(ty.over_layers(sizes, kind), [(ty.base, 16)], "{} {kind:?}", p.name);
+            }
+        }
+    }
+
     fn bits_of(name: &str, rows: usize, cols: usize, role: Role) -> f64 {
         let matrix = Matrices { part: ModelPart::Mlp, role, rows, cols, count: 1, active: 1 };
         let shape = ModelShape::named("Llama-3.1-8B").unwrap();
@@ -472,7 +500,7 @@ mod tests {
             assert_eq!(bits_of(name, 64, 80, Role::Down), 16.0, "{name}");
         }
         // Values: four query heads share a key head.
-        for (name, bits) in [("IQ4_XS", 5.5), ("Q2_K", 4.5), ("Q6_K", 6.5625)] {
+        for (name, bits) in [("IQ4_XS", 5.5), ("IQ4_NL", 5.5), ("Q2_K", 4.5), ("Q6_K", 6.5625)] {
             assert_eq!(bits_of(name, 64, 4096, Role::Value), bits, "{name}");
         }
         // The head of 896 columns: Q8_0 in place of Q6_K.

@@ -57,6 +57,19 @@ pub struct Answer {
     pub recommendation: Recommendation,
 }
 
+impl Answer {
+    /// Returns the row of the choice.
+    pub fn chosen(&self) -> Option<&Row> {
+        let name = self.recommendation.precision?;
+        self.rows.iter().find(|row| row.precision.name == name)
+    }
+
+    /// Fewest bytes that any row takes on a device.
+    pub fn least_bytes(&self) -> Option<f64> {
+        self.rows.iter().map(|row| row.bytes.total()).reduce(f64::min)
+    }
+}
+
 /// What a choice is restricted to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Wish {
@@ -301,5 +314,21 @@ mod tests {
         let found = recommended("405B", "t4", load());
         assert_eq!(found.recommendation.precision, None);
         assert!(found.recommendation.changes.iter().any(|line| line.contains("devices")));
+    }
+
+    /// "The smallest" is within the limit of the loss; the smallest at all is named beside it, and how to take it where it fits.
+    #[test]
+    fn the_smallest_is_said_within_the_limit_and_at_all() {
+        let reason =
+            |model: &str, load: Load| recommended(model, "rtx4090", load).recommendation.reasons[0].clone();
+        let found = reason("70B", load());
+        assert!(found.starts_with("nothing within 0.02 nats/token fits "), "{found}");
+        assert!(found.contains("the smallest of these, IQ4_XS, needs"), "{found}");
+        assert!(found.contains("; the smallest at all, Q2_K, needs") && !found.contains("--bits"), "{found}");
+        let found = reason("70B", Load { memory: Some(35e9), ..load() });
+        assert!(found.ends_with("and fits: --bits 2 lifts the limit"), "{found}");
+        // Without a limit there is one smallest.
+        let found = reason("405B", Load { max_kl: f64::INFINITY, ..load() });
+        assert!(found.starts_with("nothing fits ") && !found.contains("at all"), "{found}");
     }
 }

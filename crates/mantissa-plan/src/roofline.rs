@@ -154,6 +154,11 @@ impl Setup<'_> {
             * (self.shape.caches.iter().map(of).sum::<f64>() + 2.0 * state * self.shape.state_bytes as f64)
     }
 
+    /// Bytes of keys, values and states that the chunks of a prompt of `tokens` tokens read: those of the chunks before them.
+    pub fn prompt_cache_reads(&self, tokens: u64) -> f64 {
+        (chunks_of(tokens) - 1.0) / 2.0 * self.cache_reads(tokens)
+    }
+
     /// Products of the linear layers in a step of `tokens` tokens that repeats `times` times: of the layers in the main
     /// precision, and of those that are stored apart.
     fn linears(&self, tokens: f64, times: f64) -> [Product<'_>; 2] {
@@ -246,7 +251,7 @@ impl Setup<'_> {
     /// sequences compute a prompt each.
     pub fn prefill(&self, tokens: u64) -> Speed {
         let n = tokens.max(1) as f64;
-        let chunks = (n / CHUNK as f64).ceil();
+        let chunks = chunks_of(tokens);
         let stages = self.split.n();
         // Prompts at a time, devices, and the time over that of all devices busy: a pipeline fills and drains, and waits for
         // its fullest stage.
@@ -264,8 +269,7 @@ impl Setup<'_> {
         let products = [main, apart, self.others(chunk, chunks), self.head(prompts)];
         let work = Work {
             products: products.map(|product| product.times(filling)),
-            // Keys and values of earlier chunks are read again.
-            cache: filling * prompts * (chunks - 1.0) / 2.0 * self.cache_reads(tokens),
+            cache: filling * prompts * self.prompt_cache_reads(tokens),
             attention: filling * prompts * n * self.shape.prompt_attention_operations(n, expands),
             devices,
             exchange: self.exchange_seconds(prompts * n, chunks),
@@ -387,6 +391,11 @@ impl Setup<'_> {
         }
         Some(high)
     }
+}
+
+/// Number of chunks in which a prompt of `tokens` tokens is computed.
+pub fn chunks_of(tokens: u64) -> f64 {
+    (tokens.max(1) as f64 / CHUNK as f64).ceil()
 }
 
 /// Share of the 16-bit rate of other products that attention reaches on a GPU.

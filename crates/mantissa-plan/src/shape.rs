@@ -5,9 +5,10 @@
 
 mod families;
 
+use mantissa_arch::kinds::LinearKind;
 use serde::Serialize;
 
-pub use families::{Dims, FAMILIES, Family, Latent, Mixture};
+pub use families::{Biases, Dims, FAMILIES, Family, Latent, Mixture};
 
 /// Part of a decoder layer that a matrix belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -35,6 +36,22 @@ pub enum Role {
     Down,
     /// Any other.
     Other,
+}
+
+/// Projections that have a role, as linear layers outside of experts.
+const ROLES: [(LinearKind, Role); 3] =
+    [(LinearKind::V, Role::Value), (LinearKind::O, Role::Output), (LinearKind::Down, Role::Down)];
+
+impl Role {
+    /// Role of a linear layer.
+    pub fn of(kind: LinearKind) -> Self {
+        ROLES.into_iter().find(|(of, _)| *of == kind.dense()).map_or(Role::Other, |(_, role)| role)
+    }
+
+    /// Linear layer of a role; `None` for the others, which have the main type of a file type.
+    pub fn kind(self) -> Option<LinearKind> {
+        ROLES.into_iter().find(|(_, role)| *role == self).map(|(kind, _)| kind)
+    }
 }
 
 /// Linear layers of one shape.
@@ -171,8 +188,10 @@ pub struct ModelShape {
     pub embedding: u64,
     /// Weights that no recipe quantizes: norms, biases, routers, indexers, embeddings of layers.
     pub others: u64,
-    /// Those of them that a token meets: all but embeddings of layers, of which it reads a row.
+    /// Those of them that a token meets: all but embeddings of layers, of which it reads a row, and biases of experts.
     pub others_met: u64,
+    /// Those of them that are biases of routed experts, which lie where the experts do.
+    pub expert_biases: u64,
     /// KV caches.
     pub caches: Vec<CacheLayers>,
     /// Bytes of the recurrent state of a sequence.
@@ -217,7 +236,9 @@ impl ModelShape {
     /// Number of parameters that one token passes through, embedding and head included.
     pub fn active_parameters(&self) -> u64 {
         let idle: u64 = self.matrices.iter().map(|m| (m.count - m.active) * (m.rows * m.cols) as u64).sum();
-        self.parameters() - idle
+        let routed = self.matrices.iter().find(|m| m.part == ModelPart::Experts);
+        let biases = routed.map_or(0, |m| self.expert_biases * (m.count - m.active) / m.count.max(1));
+        self.parameters() - idle - biases
     }
 
     /// Operations of the products of one token with the linear layers: two for each weight that it meets.
@@ -307,9 +328,7 @@ impl ModelShape {
             push(down, hidden, shared, mixed, mixed);
         }
         matrices.retain(|m| m.count > 0 && m.rows * m.cols > 0);
-        let biases = if dims.qkv_bias { every * ((heads + 2 * kv_heads) * head_dim) as u64 } else { 0 };
-        let routers = dims.mixture.map_or(0, |mixture| mixed * mixture.experts * hidden as u64);
-        let others = (2 * every + 1) * hidden as u64 + biases + routers;
+        let (others, expert_biases) = dims.unquantized();
         let inner = dims.mixture.map_or(ffn as u64, |m| m.per_token * m.width as u64 + m.shared as u64);
         ModelShape {
             name: name.to_owned(),
@@ -320,12 +339,13 @@ impl ModelShape {
             heads,
             kv_heads,
             inner,
-            mixed: every * mixed_elements(dims) as u64,
+            mixed: every * dims.mixed_elements() as u64,
             tied,
             matrices,
             embedding: (vocab * hidden) as u64,
             others,
-            others_met: others,
+            others_met: others - expert_biases,
+            expert_biases,
             caches: caches(dims),
             state_bytes: 0,
             state_parts: 1,
@@ -383,19 +403,6 @@ impl ModelShape {
             billions(shape.parameters())
         );
         ModelShape { assumed: Some(assumed), ..shape }
-    }
-}
-
-/// Elements of queries, keys, values, attended values and latents of a token in one layer, as the backward needs them: keys
-/// of latent attention with the rotated part in each head.
-fn mixed_elements(dims: &Dims) -> usize {
-    let Dims { heads, kv_heads, head_dim, .. } = *dims;
-    match dims.latent {
-        None => 2 * (heads + kv_heads) * head_dim,
-        Some(latent) => {
-            let (width, value) = (latent.rotated + latent.unrotated, latent.value);
-            2 * heads * (width + value) + latent.queries + latent.keys + latent.rotated
-        }
     }
 }
 
@@ -498,7 +505,12 @@ mod tests {
         };
         near("DeepSeek-V3", 671e9, 37.5e9);
         near("Qwen3-30B-A3B", 30.5e9, 3.35e9);
-        near("gpt-oss-120b", 116.8e9, 5.7e9);
+        // Table 1 of the model card (arXiv 2508.10925): 116.83 and 20.91 B parameters; 5.13 and 3.61 B of a token, without the
+        // embedding of 201,088 × 2880.
+        let oss = [family("gpt-oss-120b"), family("gpt-oss-20b")];
+        assert_eq!(oss.each_ref().map(ModelShape::parameters), [116_829_156_672, 20_914_757_184]);
+        let met = oss.each_ref().map(|shape| shape.active_parameters() - shape.embedding);
+        assert_eq!(met, [5_132_849_472, 3_608_307_264]);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
 
 use crate::error::Result;
 use crate::plan::{Cast, Layout, Options, PlannedLinear, WeightJob};
-use crate::recipe::{LayerRule, TensorRole};
+use crate::recipe::{LayerRule, TensorRole, chosen};
 use crate::row_order::order_of;
 
 pub use factors::as_in_gguf;
@@ -222,7 +222,7 @@ impl Layout {
             _ if is_layer_table => TensorRole::Head,
             _ => return None,
         };
-        let wanted = Scheme::codec(recipe.file_type?.choose(config, part, options.has_importance()));
+        let wanted = Scheme::codec(chosen(recipe.file_type?, config, part, options.has_importance()));
         let cols = info.shape.last().copied().unwrap_or(1);
         let scheme = fitting(&wanted, cols);
         if scheme != wanted {

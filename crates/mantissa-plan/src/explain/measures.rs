@@ -4,14 +4,14 @@ use std::f64::consts::TAU;
 
 use mantissa_num::minifloat::MiniFloat;
 use mantissa_num::round::random_u32;
-use mantissa_num::{Accumulator, Given, Scheme, fake_quantize, minifloat};
+use mantissa_num::{Accumulator, Given, Hadamard, Scheme, fake_quantize, minifloat};
 
 /// Rows and columns of a made-up tensor.
 const ROWS: usize = 32;
 const COLS: usize = 1024;
 
 /// Says what [`sqnr`] measures: the tensor, its width, and the rule of the scales of integers.
-pub(crate) const MEASURED_ON: &str = "measured on 32 rows of 1024 normal numbers (a wider row or tensor has a larger maximum and fewer dB); scales are the largest magnitude of each row, group or tensor over 127.5 (INT8), 7.5 (INT4) or 3.5 (INT3)";
+pub(crate) const MEASURED_ON: &str = "measured on 32 rows of 1024 normal numbers (a wider row or tensor has a larger maximum and fewer dB); scales are the largest magnitude of each row, group or tensor over 127.5 (INT8), 7.5 (INT4) or 3.5 (INT3): rule :full, the default of weights";
 
 /// Returns `count` numbers of a standard normal distribution: the same ones for the same seed (Box and Muller 1958).
 pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
@@ -26,21 +26,59 @@ pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
 /// Returns the signal-to-noise ratio in dB of normal numbers under a scheme; with `outlier`, one number of each row is
 /// so many standard deviations large, and counts in neither signal nor noise. `None` for schemes that need a search.
 pub fn sqnr(scheme: &str, outlier: Option<f32>) -> Option<f64> {
-    let scheme: Scheme = scheme.parse().ok()?;
+    ratio(scheme, &with_outlier(outlier), outlier.is_some(), None)
+}
+
+/// Returns the same where each row is rotated by a randomized Hadamard matrix before it is quantized, and back afterwards.
+pub(crate) fn rotated_sqnr(scheme: &str, outlier: Option<f32>) -> Option<f64> {
+    let rotation = Hadamard::new(COLS)?.randomized(5);
+    ratio(scheme, &with_outlier(outlier), outlier.is_some(), Some(&rotation))
+}
+
+/// Returns the same of normal numbers whose negative ones are 0, as a ReLU leaves them.
+pub(crate) fn positive_sqnr(scheme: &str) -> Option<f64> {
+    let x: Vec<f32> = with_outlier(None).into_iter().map(|x| x.max(0.0)).collect();
+    ratio(scheme, &x, false, None)
+}
+
+/// Made-up tensor of normal numbers, in which the first number of each row may be an outlier.
+fn with_outlier(outlier: Option<f32>) -> Vec<f32> {
     let mut x = normal(ROWS * COLS, 7);
     if let Some(outlier) = outlier {
         x.iter_mut().step_by(COLS).for_each(|x| *x = outlier);
     }
-    let mut y = x.clone();
+    x
+}
+
+/// Returns the power of `x` over that of its errors under a scheme in dB; with `skip` without the first number of each row.
+fn ratio(scheme: &str, x: &[f32], skip: bool, rotation: Option<&Hadamard>) -> Option<f64> {
+    let scheme: Scheme = scheme.parse().ok()?;
+    let mut y = x.to_vec();
+    if let Some(rotation) = rotation {
+        rotation.forward(&mut y);
+    }
     fake_quantize(&scheme, &mut y, ROWS, COLS, Given::default()).ok()?;
+    if let Some(rotation) = rotation {
+        rotation.transpose(&mut y);
+    }
     let (mut signal, mut noise) = (0.0, 0.0);
     for (i, (x, y)) in x.iter().zip(&y).enumerate() {
-        if outlier.is_none() || i % COLS != 0 {
+        if !skip || i % COLS != 0 {
             signal += f64::from(x * x);
             noise += f64::from((x - y) * (x - y));
         }
     }
     Some(10.0 * (signal / noise).log10())
+}
+
+/// Returns the smallest positive element of a scheme over its largest.
+pub(crate) fn smallest_level(scheme: &Scheme) -> Option<f64> {
+    let format = &scheme.format;
+    let codes =
+        Some(format.code_bits()).filter(|bits| (1..=16).contains(bits)).map(|bits| 0..1u32 << bits)?;
+    let levels = || codes.clone().map(|code| format.element(code)).filter(|x| x.is_finite() && *x > 0.0);
+    let (least, largest) = (levels().reduce(f32::min)?, levels().reduce(f32::max)?);
+    Some(f64::from(least) / f64::from(largest))
 }
 
 /// Returns the relative error of a dot product of `k` positive E4M3 numbers in Hopper's accumulator of 14 bits, without
@@ -200,6 +238,40 @@ mod tests {
         let mean = x.iter().sum::<f32>() / x.len() as f32;
         let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / x.len() as f32;
         assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+    }
+
+    /// INT8 with one value of 100 σ in 1024: a step of 100 / 127.5 = .784 σ makes an error of .784² / 12 = .0512, 12.9 dB. Rotated
+    /// it is 100 / √1024 = 3.1 σ in each value, so that the largest is about 3.1 + 3.3 = 6.5 σ: a step of .051, 36.7 dB. NVFP4 loses
+    /// the 15 neighbours of the outlier of 1023 values, .0147, beside its noise of 20.4 dB, .0091: 16.2 dB. Rotated, all values
+    /// become √(1 + 3.1²) = 3.3 times as large, and so does the noise: about 10 dB.
+    #[test]
+    fn rotations_spread_outliers() {
+        let near = |found: Option<f64>, right: f64| {
+            assert!((found.unwrap() - right).abs() < 1.0, "{found:?} {right}");
+        };
+        near(sqnr("int8-channel", Some(100.0)), 12.9);
+        near(rotated_sqnr("int8-channel", Some(100.0)), 36.7);
+        near(rotated_sqnr("int8-channel", None), sqnr("int8-channel", None).unwrap());
+        near(sqnr("nvfp4", Some(100.0)), 16.2);
+        let rotated = rotated_sqnr("nvfp4", Some(100.0)).unwrap();
+        assert!((8.0..13.0).contains(&rotated), "{rotated}");
+    }
+
+    /// Of values of one sign a symmetric integer uses half of its codes: one bit, 6 dB.
+    #[test]
+    fn zero_points_gain_a_bit_where_values_have_one_sign() {
+        let gain = positive_sqnr("int8-channel-asym").unwrap() - positive_sqnr("int8-channel").unwrap();
+        assert!((gain - 6.02).abs() < 0.3, "{gain}");
+    }
+
+    /// bitsandbytes' dynamic map for numbers of one sign begins with the middle of .1 and .55, times 1e-6 of the largest value
+    /// (`create_dynamic_map`); a linear one has steps of 1/255.
+    #[test]
+    fn dynamic_maps_reach_far_down() {
+        let of = |scheme: &str| smallest_level(&scheme.parse().unwrap()).unwrap();
+        assert!((of("lin8-unsigned") - 1.0 / 255.0).abs() < 1e-6, "{}", of("lin8-unsigned"));
+        assert!((of("dyn8-unsigned") - 3.25e-7).abs() < 1e-9, "{}", of("dyn8-unsigned"));
+        assert_eq!(smallest_level(&"q4_k".parse().unwrap()), None);
     }
 
     /// Bits are cut off towards 0: every sum of positive products is too small, so the mean of the errors is the negative

@@ -26,6 +26,8 @@ pub struct Anatomy {
     pub below: Option<f64>,
     /// Nearest representable value above.
     pub above: Option<f64>,
+    /// True if the number lies beyond what the scale of its block reaches, so that it becomes the last value there.
+    pub clipped: bool,
     /// What the format does with the number, where that is special, and what it does with the scale.
     pub note: Option<String>,
 }
@@ -52,8 +54,9 @@ pub enum AnatomyError {
 /// of the tensor.
 const TENSOR: usize = 64;
 
-/// Shows `number` under a scheme, in a block whose largest magnitude is `amax`, at least that of it. A format with a scale for the
-/// tensor beside that of the block (NVFP4) takes it from the magnitude `tensor`, at least `amax`.
+/// Shows `number` under a scheme, in a block whose scale comes from the largest magnitude `amax`; a number beyond it is clipped,
+/// as under a static scale. A format with a scale for the tensor beside that of the block (NVFP4) takes it from the magnitude
+/// `tensor`, at least `amax`.
 ///
 /// # Errors
 /// [`AnatomyError`].
@@ -67,8 +70,10 @@ pub fn anatomy(number: f64, scheme: &Scheme, amax: f32, tensor: f32) -> Result<A
         return Err(AnatomyError::Blocks(name));
     }
     let fault = |fault| AnatomyError::Tensor { scheme: name.clone(), fault };
-    let amax = amax.max(x.abs());
-    let mut block = vec![x, amax];
+    let amax = amax.abs();
+    let beyond = scheme.format.scale().is_some() && x.abs() > amax;
+    let amax = if beyond { amax } else { amax.max(x.abs()) };
+    let mut block = vec![x.clamp(-amax, amax), amax];
     let outer = scheme.format.scale().and_then(|scale| scale.outer.as_ref());
     if outer.is_some_and(|(blocks, _)| *blocks == Blocks::Tensor) {
         block.resize(TENSOR, 0.0);
@@ -76,17 +81,25 @@ pub fn anatomy(number: f64, scheme: &Scheme, amax: f32, tensor: f32) -> Result<A
     }
     let stored = quantize(scheme, &block, 1, block.len(), Given::default()).map_err(fault)?;
     let values = stored.dequantize().map_err(fault)?;
-    let value = f64::from(values[0]);
-    let code = stored.codes.get(0);
+    let code = if beyond { code_beyond(scheme, x, &block, stored.outer()) } else { stored.codes.get(0) };
+    let value = f64::from(stored.block_decoder(0).value(scheme.format.element(code)));
     let error = value - number;
     let (below, above) = neighbours(&stored, value);
+    // The step to the last value on its side, beyond which there is none.
+    let step = match number > 0.0 {
+        true => below.filter(|_| above.is_none()).map(|below| value - below),
+        false => above.filter(|_| below.is_none()).map(|above| above - value),
+    };
+    let step = step.filter(|step| beyond && error.abs() > step / 2.0);
     let float = float_of(&scheme.format);
     let scale = scheme.format.scale().map(|_| f64::from(stored.block_decoder(0).scale()));
     Ok(Anatomy {
         bits: bits(&scheme.format, code),
         exponent: float.and_then(|float| exponent(float, code)),
+        clipped: step.is_some(),
         note: joined([
             note(x, value, &scheme.format),
+            step.map(|step| clip_note(amax, value, error, step)),
             scale.and_then(|scale| scale_note(&scheme.format, scale, amax, values[1])),
         ]),
         relative_error: (number != 0.0 && value.is_finite()).then(|| error / number),
@@ -97,6 +110,24 @@ pub fn anatomy(number: f64, scheme: &Scheme, amax: f32, tensor: f32) -> Result<A
         below,
         above,
     })
+}
+
+/// Encodes a number beyond the largest magnitude from which the scale of the first block of `values` comes.
+fn code_beyond(scheme: &Scheme, x: f32, values: &[f32], outer: Option<f32>) -> u32 {
+    let geometry = scheme.format.blocks();
+    let end = geometry.runs(values.len(), 0).next().map_or(values.len(), |(_, _, end)| end);
+    let short = matches!(geometry, Blocks::Flat(group) if (end as u64) < u64::from(group));
+    scheme.encode(x, &scheme.block_of(&values[..end], short, outer), 0)
+}
+
+/// Says that a number is clipped to the last value that a scale reaches, and how large the error is beside that of rounding.
+fn clip_note(amax: f32, value: f64, error: f64, step: f64) -> String {
+    let end = if value < 0.0 { "smallest" } else { "largest" };
+    format!(
+        "clipped: the scale comes from {amax}, so {value:.6} is the {end} value; the error, {error:.6}, is {:.0} times what rounding makes at most (half a step, {:.6})",
+        error.abs() / (step / 2.0),
+        step / 2.0
+    )
 }
 
 /// Shows a number as f64 stores it: exactly.
@@ -119,6 +150,7 @@ fn double(x: f64, scheme: String) -> Anatomy {
         scale: None,
         below: finite(x.next_down()),
         above: finite(x.next_up()),
+        clipped: false,
         note: subnormal.then(|| {
             format!("subnormal: below {:e}, the smallest normal value, digits are lost", f64::MIN_POSITIVE)
         }),
@@ -126,7 +158,7 @@ fn double(x: f64, scheme: String) -> Anatomy {
 }
 
 /// Joins what there is to say.
-fn joined(notes: [Option<String>; 2]) -> Option<String> {
+fn joined(notes: [Option<String>; 3]) -> Option<String> {
     let notes: Vec<String> = notes.into_iter().flatten().collect();
     (!notes.is_empty()).then(|| notes.join("; "))
 }
@@ -336,6 +368,32 @@ mod tests {
         // 6 × 2^-6 = .09375.
         let found = anatomy(0.1, &"mxfp4:floor".parse().unwrap(), 0.1, 0.1).unwrap();
         assert!(found.note.unwrap().contains("clipped to 0.09375"));
+    }
+
+    /// The guide's example: 8 in a row of amax 0.8. Scale 0.8 / 127.5 = .00627451: the largest code, 127, is .796863, so the
+    /// error is -7.203137 = 2296 × .00313725. Over 127 the scale is .00629921 and the largest value 0.8. INT4 asymmetric, range
+    /// -0.8 to 0.8: scale 1.6 / 15 = .106667, zero point round(-8 + 7.5) = 0, values -8 to 7: -.853333 and .746667.
+    #[test]
+    fn what_lies_beyond_the_scale_is_clipped() {
+        let found = of(8.0, "int8-channel", 0.8);
+        assert!((found.value - 127.0 * 0.8 / 127.5).abs() < 1e-6 && found.clipped, "{found:?}");
+        assert!((found.error + 7.203_137).abs() < 1e-5 && found.above.is_none(), "{found:?}");
+        assert_eq!(found.bits[0].1, "01111111");
+        let note = found.note.unwrap();
+        assert!(note.contains("0.796863 is the largest value") && note.contains("is 2296 times"), "{note}");
+        assert!((of(8.0, "int8-channel:restricted", 0.8).error + 7.2).abs() < 1e-6);
+        for (x, value) in [(8.0, 7.0 * 1.6 / 15.0), (-8.0, -8.0 * 1.6 / 15.0)] {
+            let found = of(x, "int4-channel-asym", 0.8);
+            let right = if x > 0.0 { found.value > 0.0 } else { (found.value - value).abs() < 1e-6 };
+            assert!(found.clipped && right, "{found:?}");
+        }
+        // MXFP4: 0.8 has the exponent -1, the scale is 2^-3, and the largest element 6 is .75. NF4 ends at amax.
+        assert_eq!((of(8.0, "mxfp4:floor", 0.8).value, of(-8.0, "mxfp4:floor", 0.8).value), (0.75, -0.75));
+        assert!((of(8.0, "nf4", 0.8).value - 0.8).abs() < 1e-6);
+        // A scale that is rounded up reaches further than amax, so that 0.9 is rounded and not clipped: 2^-2 × 4.
+        let found = of(0.9, "mxfp4:ceil", 0.8);
+        assert_eq!((found.value, found.clipped), (1.0, false));
+        assert!(!of(0.6, "int8-channel", 0.8).clipped && !of(8.0, "bf16", 0.8).clipped);
     }
 
     #[test]

@@ -2,30 +2,19 @@
 
 use super::value::{Args, Fault, Row, Subject, Value};
 use crate::memory::inference;
-use crate::parallel::Split;
+use crate::parallel::{Parallel, Split};
 use crate::precision::{KVS, PRECISIONS, Precision};
-use crate::recommend::{Load, answer, prompt_of, train};
+use crate::recommend::{Load, answer, train};
 use crate::training::{Recompute, Run, Zero};
 
 /// Choice for serving: device, tokens of each sequence, sequences.
 pub(super) fn serving(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>, Fault> {
     let (shape, device) = (subject.deployment.shape, args.device(0)?);
     let (context, batch) = (args.count(1)?.min(shape.context), args.count(2)?);
-    let (prefill, decode) = (prompt_of(context), (context / 4).clamp(1, 1024));
-    let load = Load {
-        context,
-        batch,
-        prefill,
-        decode,
-        devices: 1,
-        kv: None,
-        memory: None,
-        ..*subject.deployment.load
-    };
+    let Load { reduce_bits, max_kl, .. } = *subject.deployment.load;
+    let load = Load { batch, reduce_bits, max_kl, ..Load::of_context(context, 1, Parallel::Tensor) };
     let found = answer(shape, &device, &load);
-    let choice = &found.recommendation;
-    let row = found.rows.iter().find(|row| Some(row.precision.name) == choice.precision);
-    let least = found.rows.iter().map(|row| row.bytes.total()).reduce(f64::min);
+    let (choice, row) = (&found.recommendation, found.chosen());
     Ok(vec![vec![
         ("device", Value::text(&*device.title)),
         ("hardware", Value::text(&*device.name)),
@@ -34,7 +23,7 @@ pub(super) fn serving(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>
         ("kv", Value::words(choice.kv)),
         ("bytes", Value::number(row.map(|row| row.bytes.total()))),
         ("decode", Value::number(row.map(|row| row.decode.tokens_per_s[1]))),
-        ("least", Value::number(least)),
+        ("least", Value::number(found.least_bytes())),
         ("available", Value::Number(device.available())),
     ]])
 }
@@ -60,14 +49,12 @@ pub(super) fn fine_tuning(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<
     let device = args.device(0)?;
     let run = Run { sequence: 2048, batch: 1, devices: 1, zero: Zero::None, recompute: Recompute::Layers };
     let found = train(subject.deployment.shape, &device, &run, 16, false, None);
-    let row = found.rows.iter().find(|row| Some(row.name) == found.recipe);
-    let least = found.rows.iter().map(|row| row.recomputed.total()).reduce(f64::min);
     Ok(vec![vec![
         ("device", Value::text(&*device.title)),
         ("hardware", Value::text(&*device.name)),
         ("recipe", Value::words(found.recipe)),
-        ("bytes", Value::number(row.map(|row| row.recomputed.total()))),
-        ("least", Value::number(least)),
+        ("bytes", Value::number(found.chosen().map(|row| row.recomputed.total()))),
+        ("least", Value::number(found.least_bytes())),
     ]])
 }
 

@@ -154,27 +154,36 @@ impl Topic {
 }
 
 /// Texts of topics, in the order of the list.
-pub(super) const TEXTS: [&str; 4] = [
+pub(super) const TEXTS: [&str; 5] = [
     include_str!("texts/inference.toml"),
     include_str!("texts/formats.toml"),
-    include_str!("texts/training.toml"),
+    include_str!("texts/methods.toml"),
     include_str!("texts/practice.toml"),
+    include_str!("texts/training.toml"),
 ];
 
-/// File of topics.
-#[derive(Debug, Default, Deserialize)]
+/// Topics of one kind: a file of `texts/`.
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct File {
+pub struct Group {
+    /// Title.
+    #[serde(rename = "group")]
+    pub title: String,
     /// Topics.
-    pub(super) topic: Vec<Topic>,
+    #[serde(rename = "topic")]
+    pub topics: Vec<Topic>,
 }
 
-/// Every topic; those of a file that does not parse, which a test excludes, are left out.
-static TOPICS: LazyLock<Vec<Topic>> = LazyLock::new(|| {
-    TEXTS.iter().flat_map(|text| toml::from_str::<File>(text).unwrap_or_default().topic).collect()
-});
+/// Every group; a file that does not parse, which a test excludes, is left out.
+static GROUPS: LazyLock<Vec<Group>> =
+    LazyLock::new(|| TEXTS.iter().filter_map(|text| toml::from_str(text).ok()).collect());
+
+/// Returns every group of topics.
+pub fn groups() -> &'static [Group] {
+    &GROUPS
+}
 
 /// Returns every topic.
 pub fn topics() -> impl Iterator<Item = &'static Topic> {
-    TOPICS.iter()
+    groups().iter().flat_map(|group| &group.topics)
 }

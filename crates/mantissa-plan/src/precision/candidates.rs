@@ -5,19 +5,28 @@
 
 use std::sync::LazyLock;
 
-use super::file_type::{self, Mixture};
+use mantissa_arch::gguf::FileType;
+
 use super::{Apart, Elsewhere, Offered, Precision};
 use crate::figures;
 use crate::shape::ModelPart;
 
 /// Every candidate, from many bits to few, with its figures. Of equally good ones the first is chosen.
 pub static CANDIDATES: LazyLock<Vec<Precision>> = LazyLock::new(|| {
-    let measured = |row: &Precision| {
+    let measured = |row: Precision| {
         let recipe = row.offered.bound.or(row.recipe);
-        Precision { kl: recipe.map_or(row.kl, |recipe| figures::kl(recipe, Some(row.convention))), ..*row }
+        Precision { kl: recipe.map_or(row.kl, |recipe| figures::kl(recipe, Some(row.convention))), ..row }
     };
-    ROWS.iter().map(measured).collect()
+    ROWS.iter().map(|row| measured(with_types(row))).collect()
 });
+
+/// Completes a row of GGUF by the types of its file type.
+fn with_types(row: &Precision) -> Precision {
+    let file_type = row.recipe.filter(|_| row.convention == GGUF).and_then(FileType::parse);
+    let Some(ty) = file_type else { return *row };
+    let tables = ty.tables().map(|codec| codec.name());
+    Precision { file_type, weights: ty.base.name(), tables: Some(tables), ..*row }
+}
 
 /// The first variant of each name.
 pub static PRECISIONS: LazyLock<Vec<Precision>> = LazyLock::new(|| {
@@ -31,6 +40,7 @@ pub static PRECISIONS: LazyLock<Vec<Precision>> = LazyLock::new(|| {
 });
 
 const CT: &str = "compressed-tensors";
+const GGUF: &str = "gguf";
 
 /// Compute capability times ten of the first GPUs that multiply FP4.
 const BLACKWELL: u32 = 100;
@@ -59,7 +69,7 @@ const BASE: Precision = Precision {
     weights: "bf16",
     inputs: None,
     bits: None,
-    mixture: &[],
+    file_type: None,
     tables: None,
     apart: None,
     convention: "dense",
@@ -93,19 +103,9 @@ const fn where_(offered: Offered, precision: Precision) -> Precision {
     Precision { offered, ..precision }
 }
 
-const fn gguf(
-    name: &'static str,
-    nominal: u32,
-    recipe: &'static str,
-    weights: &'static str,
-    tables: [&'static str; 2],
-) -> Precision {
-    Precision { tables: Some(tables), convention: "gguf", ..row(name, nominal, recipe, weights) }
-}
-
-/// Returns a precision of which some matrices are stored in other types.
-const fn mixed(precision: Precision, mixture: Mixture) -> Precision {
-    Precision { mixture, ..precision }
+/// Returns a precision of a file type of llama.cpp, which [`with_types`] completes.
+const fn gguf(name: &'static str, nominal: u32, recipe: &'static str) -> Precision {
+    Precision { convention: GGUF, ..row(name, nominal, recipe, "bf16") }
 }
 
 /// Returns a precision as MLX stores it: an f16 scale and bias for each group of `group` weights (mlx `affine_quantize`).
@@ -156,20 +156,20 @@ const ROWS: &[Precision] = &[
     spare(mlx("MLX 8-bit", 8, 32, "rtn-int8-g32-asym:minmax", "int8-g32-asym:minmax")),
     exl2("EXL2 8-bit", 8, "rtn-int8-g128", "int8-g128"),
     spare(exl2("EXL2 8-bit", 8, "rtn-int8-g32", "int8-g32")),
-    gguf("Q8_0", 8, "q8_0", "q8_0", ["q8_0", "q8_0"]),
+    gguf("Q8_0", 8, "q8_0"),
     mlx("MLX 6-bit", 6, 64, "rtn-int6-g64-asym:minmax", "int6-g64-asym:minmax"),
     exl2("EXL2 6-bit", 6, "rtn-int6-g128", "int6-g128"),
-    gguf("Q6_K", 6, "q6_k", "q6_k", ["q6_k", "q6_k"]),
+    gguf("Q6_K", 6, "q6_k"),
     // transformers with compressed-tensors, and mantissa (contract/engines); vLLM takes MXFP6 only from AMD Quark, and
     // multiplies it emulated (docs/features/quantization/quark.md, "MXFP6").
     where_(HIDDEN, row("W6A16 MXFP6", 6, "mxfp6", "mxfp6-e2m3")),
     mlx("MLX 5-bit", 5, 64, "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax"),
     exl2("EXL2 5-bit", 5, "rtn-int5-g128", "int5-g128"),
-    mixed(gguf("Q5_K_M", 5, "q5_k_m", "q5_k", ["q5_k", "q6_k"]), file_type::MORE_BITS),
-    spare(gguf("Q5_0", 5, "q5_0", "q5_0", ["q5_0", "q6_k"])),
-    mixed(gguf("Q4_K_M", 4, "q4_k_m", "q4_k", ["q4_k", "q6_k"]), file_type::MORE_BITS),
-    mixed(gguf("IQ4_XS", 4, "iq4_xs", "iq4_xs", ["iq4_xs", "q6_k"]), file_type::IQ4_XS),
-    spare(gguf("IQ4_NL", 4, "iq4_nl", "iq4_nl", ["iq4_nl", "q6_k"])),
+    gguf("Q5_K_M", 5, "q5_k_m"),
+    spare(gguf("Q5_0", 5, "q5_0")),
+    gguf("Q4_K_M", 4, "q4_k_m"),
+    gguf("IQ4_XS", 4, "iq4_xs"),
+    spare(gguf("IQ4_NL", 4, "iq4_nl")),
     mlx("MLX 4-bit", 4, 64, "hqq-int4-g64", "int4-g64-asym:minmax"),
     spare(mlx("MLX 4-bit", 4, 32, "hqq-int4-g32", "int4-g32-asym:minmax")),
     exl2("EXL2 4-bit", 4, "gptq-int4-g128", "int4-g128"),
@@ -221,7 +221,7 @@ const ROWS: &[Precision] = &[
     where_(Offered { storage: true, ..ANYWHERE }, within("bitsandbytes", row("W4A16 NF4", 4, "nf4", "nf4"))),
     where_(HIDDEN, within("native", row("QTIP 3-bit", 3, "qtip-trellis3", "trellis3"))),
     row("W3A16 INT3", 3, "gptaq-int3-g128-asym", "int3-g128-asym"),
-    mixed(gguf("Q3_K_M", 3, "q3_k_m", "q3_k", ["q3_k", "q6_k"]), file_type::Q3_K_M),
-    mixed(gguf("Q2_K", 2, "q2_k", "q2_k", ["q2_k", "q6_k"]), file_type::Q2_K),
+    gguf("Q3_K_M", 3, "q3_k_m"),
+    gguf("Q2_K", 2, "q2_k"),
     where_(HIDDEN, within("native", row("QTIP 2-bit", 2, "qtip-trellis2", "trellis2"))),
 ];

@@ -90,22 +90,45 @@ fn quality(row: &Row, max_kl: f64) -> String {
     )
 }
 
-/// Says why there is no choice.
+/// Says why there is no choice: what the smallest precision within the limit of the loss needs, and the smallest at all.
 fn nothing(memory: f64, load: &Load, rows: &[Row], max_kl: f64) -> String {
-    match smallest(rows, max_kl) {
-        Some(row) => format!(
-            "nothing fits {}: the smallest, {}, needs {}{}, {} of it for the KV cache of {} × {} tokens in {}",
-            gb(memory),
-            row.precision.name,
-            gb(row.bytes.total()),
-            if load.devices > 1 { " on each device" } else { "" },
-            gb(row.bytes.kv),
-            load.batch,
-            load.context,
-            row.kv.name
-        ),
-        None => format!("no precision within {max_kl} nats/token runs here"),
-    }
+    let Some(row) = smallest(rows, max_kl) else {
+        return format!("no precision within {max_kl} nats/token runs here{}", beyond(memory, rows, None));
+    };
+    let [within, of_these] = match max_kl.is_finite() {
+        true => [format!(" within {max_kl} nats/token"), " of these".to_owned()],
+        false => [String::new(), String::new()],
+    };
+    format!(
+        "nothing{within} fits {}: the smallest{of_these}, {}, needs {}{}, {} of it for the KV cache of {} × {} tokens in {}{}",
+        gb(memory),
+        row.precision.name,
+        gb(row.bytes.total()),
+        if load.devices > 1 { " on each device" } else { "" },
+        gb(row.bytes.kv),
+        load.batch,
+        load.context,
+        row.kv.name,
+        beyond(memory, rows, Some(row))
+    )
+}
+
+/// Names the smallest precision of any loss where it is not the smallest within the limit.
+fn beyond(memory: f64, rows: &[Row], within: Option<&Row>) -> String {
+    let runs = rows.iter().filter(|row| row.refusal().is_none());
+    let least = runs.min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()));
+    let Some(row) = least.filter(|row| within.is_none_or(|known| known.precision != row.precision)) else {
+        return String::new();
+    };
+    let loss = match row.precision.measured_kl() {
+        Some(kl) => format!("KL {kl:.4} nats/token"),
+        None => "a loss that was not measured".to_owned(),
+    };
+    let fits = match row.bytes.total() <= memory {
+        true => format!(" and fits: --bits {} lifts the limit", row.precision.nominal),
+        false => String::new(),
+    };
+    format!("; the smallest at all, {}, needs {} at {loss}{fits}", row.precision.name, gb(row.bytes.total()))
 }
 
 /// Returns what would change the choice.

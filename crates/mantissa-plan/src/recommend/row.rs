@@ -43,7 +43,12 @@ pub const USUAL_CONTEXT: u64 = 4096;
 impl Load {
     /// Returns the load that is planned for where nothing is asked for: one sequence, three quarters of it a prompt.
     pub fn usual(shape: &ModelShape, devices: u64, parallel: Parallel) -> Self {
-        let context = USUAL_CONTEXT.min(shape.context);
+        Self::of_context(USUAL_CONTEXT.min(shape.context), devices, parallel)
+    }
+
+    /// Returns the load of one sequence of so many tokens, of which three quarters are a prompt and the rest, up to 1024, an
+    /// answer.
+    pub fn of_context(context: u64, devices: u64, parallel: Parallel) -> Self {
         let prefill = prompt_of(context);
         Load {
             context,

@@ -52,6 +52,19 @@ pub struct TrainAnswer {
     pub changes: Vec<String>,
 }
 
+impl TrainAnswer {
+    /// Returns the row of the choice.
+    pub fn chosen(&self) -> Option<&TrainRow> {
+        let name = self.recipe?;
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// Fewest bytes that any row takes on a device, with layers recomputed.
+    pub fn least_bytes(&self) -> Option<f64> {
+        self.rows.iter().map(|row| row.recomputed.total()).reduce(f64::min)
+    }
+}
+
 /// Recipes in the order of preference, each with the reason for it.
 const ORDER: [(&str, &str); 6] = [
     (
@@ -230,7 +243,7 @@ mod tests {
         let run = |recompute| Run { sequence: 2048, batch: 1, devices: 1, zero: Zero::None, recompute };
         let device = Device::named("h100").unwrap();
         let fit = train(&shape, &device, &run(Recompute::Scores), 16, false, Some(83e9));
-        let row = fit.rows.iter().find(|row| Some(row.name) == fit.recipe).unwrap();
+        let row = fit.chosen().unwrap();
         let expected = 989.4e12 * 0.6 / of(Recompute::Layers, Trained::All);
         assert!(row.needs_recompute && (fit.tokens_per_s[1] / expected - 1.0).abs() < 1e-6, "{row:?}");
     }

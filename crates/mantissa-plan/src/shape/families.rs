@@ -21,14 +21,71 @@ pub struct Dims {
     pub context: usize,
     /// True if the head is the embedding.
     pub tied: bool,
-    /// True if q, k and v have biases.
-    pub qkv_bias: bool,
+    /// Linear layers with biases.
+    pub biases: Biases,
+    /// True if every query head has an attention sink.
+    pub sinks: bool,
     /// Sliding window of every second layer.
     pub window: Option<usize>,
     /// Mixture of experts.
     pub mixture: Option<Mixture>,
     /// Latent attention.
     pub latent: Option<Latent>,
+}
+
+impl Dims {
+    /// Weights that no recipe quantizes (norms, routers, sinks, biases), and those of them that are biases of routed experts.
+    pub(super) fn unquantized(&self) -> (u64, u64) {
+        let Dims { hidden, layers, heads, kv_heads, head_dim, ffn, .. } = *self;
+        let Mixture { experts, width, shared, dense_layers, .. } = self.mixture.unwrap_or(Mixture {
+            experts: 0,
+            per_token: 0,
+            width: 0,
+            shared: 0,
+            dense_layers: layers as u64,
+        });
+        let mixed = layers - dense_layers as usize;
+        let routed = mixed * experts as usize;
+        let norms = (2 * layers + 1) * hidden;
+        let sinks = if self.sinks { layers * heads } else { 0 };
+        let qkv = layers * (heads + 2 * kv_heads) * head_dim;
+        // Gate, up and down.
+        let mlp = |inner: usize| if inner > 0 { 2 * inner + hidden } else { 0 };
+        let (biases, of_experts) = match self.biases {
+            Biases::None => (0, 0),
+            Biases::Qkv => (qkv, 0),
+            Biases::All => {
+                let dense = (layers - mixed) * mlp(ffn) + mixed * mlp(shared);
+                (qkv + layers * hidden + routed + dense, routed * mlp(width))
+            }
+        };
+        let others = norms + routed * hidden + sinks + biases + of_experts;
+        (others as u64, of_experts as u64)
+    }
+
+    /// Elements of queries, keys, values, attended values and latents of a token in one layer, as the backward needs them: keys
+    /// of latent attention with the rotated part in each head.
+    pub(super) fn mixed_elements(&self) -> usize {
+        let Dims { heads, kv_heads, head_dim, .. } = *self;
+        match self.latent {
+            None => 2 * (heads + kv_heads) * head_dim,
+            Some(latent) => {
+                let (width, value) = (latent.rotated + latent.unrotated, latent.value);
+                2 * heads * (width + value) + latent.queries + latent.keys + latent.rotated
+            }
+        }
+    }
+}
+
+/// Linear layers with biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Biases {
+    /// None.
+    None,
+    /// Queries, keys and values.
+    Qkv,
+    /// All, routers included.
+    All,
 }
 
 /// Mixture of experts.
@@ -87,7 +144,8 @@ const fn dense(
         vocab,
         context,
         tied: false,
-        qkv_bias: false,
+        biases: Biases::None,
+        sinks: false,
         window: None,
         mixture: None,
         latent: None,
@@ -99,12 +157,22 @@ const fn tied(dims: Dims) -> Dims {
 }
 
 const fn biased(dims: Dims) -> Dims {
-    Dims { qkv_bias: true, ..dims }
+    Dims { biases: Biases::Qkv, ..dims }
 }
 
 const fn mixed(dims: Dims, head_dim: usize, experts: u64, per_token: u64, width: usize) -> Dims {
     let mixture = Mixture { experts, per_token, width, shared: 0, dense_layers: 0 };
     Dims { head_dim, mixture: Some(mixture), ..dims }
+}
+
+/// Returns the dimensions of gpt-oss with so many layers and experts.
+const fn oss(layers: usize, experts: u64) -> Dims {
+    Dims {
+        biases: Biases::All,
+        sinks: true,
+        window: Some(128),
+        ..mixed(dense([2880, layers, 64, 8], 2880, 201_088, 131_072), 64, experts, 4, 2880)
+    }
 }
 
 const fn family(name: &'static str, dims: Dims) -> Family {
@@ -130,20 +198,8 @@ pub const FAMILIES: [Family; 15] = [
     family("Llama-3.1-70B", dense([8192, 80, 64, 8], 28_672, 128_256, 131_072)),
     family("Llama-3.1-405B", dense([16_384, 126, 128, 8], 53_248, 128_256, 131_072)),
     family("Qwen3-30B-A3B", mixed(dense([2048, 48, 32, 4], 6144, 151_936, 40_960), 128, 128, 8, 768)),
-    family(
-        "gpt-oss-20b",
-        Dims {
-            window: Some(128),
-            ..mixed(dense([2880, 24, 64, 8], 2880, 201_088, 131_072), 64, 32, 4, 2880)
-        },
-    ),
-    family(
-        "gpt-oss-120b",
-        Dims {
-            window: Some(128),
-            ..mixed(dense([2880, 36, 64, 8], 2880, 201_088, 131_072), 64, 128, 4, 2880)
-        },
-    ),
+    family("gpt-oss-20b", oss(24, 32)),
+    family("gpt-oss-120b", oss(36, 128)),
     family("Qwen3-235B-A22B", mixed(dense([4096, 94, 64, 4], 12_288, 151_936, 40_960), 128, 128, 8, 1536)),
     family("DeepSeek-V3", DEEPSEEK),
 ];

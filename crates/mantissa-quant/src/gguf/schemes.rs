@@ -2,13 +2,13 @@
 //! not quantized as layers.
 
 use mantissa_model::ModelConfig;
-use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
+use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error};
 
 use super::ternary;
 use crate::error::Result;
-use crate::recipe::smaller;
+use crate::recipe::stored_type;
 
 /// Returns the fallback of a layer's scheme for rows of `cols`: blocks of 32, or f16.
 pub(super) fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
@@ -21,9 +21,8 @@ pub(super) fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> 
 
 /// Returns the fallback of another tensor's scheme.
 pub(super) fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
-    let fits = |codec: &CodecId| cols.is_multiple_of(codec.codec().elements);
     let codec = match wanted.format {
-        Format::Codec(codec) => Some(codec).filter(fits).or_else(|| smaller(codec).filter(fits)),
+        Format::Codec(codec) => stored_type(codec, cols),
         _ => None,
     };
     codec.map_or_else(|| plain(minifloat::F16), Scheme::codec)

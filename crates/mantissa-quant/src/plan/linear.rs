@@ -7,7 +7,7 @@ use mantissa_store::convention::{Container, LinearPlan};
 
 use super::job::WeightJob;
 use super::options::Options;
-use crate::recipe::{Recipe, TensorRole};
+use crate::recipe::{Recipe, TensorRole, chosen};
 
 /// A linear layer and its scheme.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) fn scheme_of(
 ) -> Option<Scheme> {
     let type_scheme = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
         let part = TensorRole::Linear { kind: info.kind, layer: info.layer };
-        Scheme::codec(ty.choose(config, part, options.has_importance()))
+        Scheme::codec(chosen(ty, config, part, options.has_importance()))
     });
     type_scheme.or_else(|| recipe.weights_of(&info.module).cloned())
 }

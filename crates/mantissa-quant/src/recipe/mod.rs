@@ -21,7 +21,8 @@ use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use crate::error::RecipeError;
-pub use file_type::{FILE_TYPES, FileType, TensorRole, smaller};
+pub use file_type::{FILE_TYPES, FileType};
+pub(crate) use file_type::{TensorRole, chosen, stored_type};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
 pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
 

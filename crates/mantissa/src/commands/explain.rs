@@ -7,9 +7,9 @@ use std::io::{self, Write};
 use anyhow::Result;
 use mantissa_jobs::parse_count;
 use mantissa_num::{Scheme, nearest_list};
-use mantissa_plan::explain::{Deployment, Explained, Topic, topics};
+use mantissa_plan::explain::{Deployment, Explained, Topic, groups, topics};
 use mantissa_plan::parallel::Parallel;
-use mantissa_plan::recommend::{Load, prompt_of};
+use mantissa_plan::recommend::Load;
 use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -21,7 +21,7 @@ use super::plan::{Subject, context_of, device};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
-use crate::output::{Align, Table, paragraph};
+use crate::output::paragraph;
 
 /// Answer standing questions with the figures of a model
 ///
@@ -36,7 +36,8 @@ use crate::output::{Align, Table, paragraph};
   mantissa explain memory demo
   mantissa explain 0.1 --as bf16,fp8-e4m3,nvfp4
   mantissa explain 0.1 --as int4-g32 --amax 2.5
-  mantissa explain 0.1 --as nvfp4 --tensor-amax 1")]
+  mantissa explain 0.1 --as nvfp4 --tensor-amax 1
+  mantissa explain 8 --as int8-channel --amax 0.8")]
 pub struct Args {
     /// Topic, or a number
     #[arg(allow_negative_numbers = true)]
@@ -50,7 +51,8 @@ pub struct Args {
     schemes: Vec<Scheme>,
     /// Largest magnitude of the number's block
     ///
-    /// Decides the scale of formats that have one [default: the number itself].
+    /// Decides the scale of formats that have one; a number beyond it is clipped, as under a static scale [default: the number
+    /// itself].
     #[arg(long, value_name = "X")]
     amax: Option<f32>,
     /// Largest magnitude of the number's tensor
@@ -70,6 +72,7 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Listed {
+    group: &'static str,
     topic: &'static str,
     question: &'static str,
 }
@@ -114,7 +117,7 @@ impl Execute for Args {
         let shape = self.subject.shape_or_usual(context)?;
         let device = device(self.subject.hardware(), context)?;
         let tokens = context_of(self.context, 8192, &shape)?;
-        let load = load(&shape, tokens, self.batch, context);
+        let load = load(tokens, self.batch, context);
         let typed = match self.subject.model() {
             Some(model) => quoted(model.typed()),
             None => "MODEL".to_owned(),
@@ -131,16 +134,10 @@ impl Execute for Args {
     }
 }
 
-/// Describes the load of an answer: prompts of three quarters of the context.
-fn load(shape: &ModelShape, context: u64, batch: u64, options: &Context) -> Load {
-    Load {
-        context,
-        batch,
-        prefill: prompt_of(context),
-        decode: (context / 4).clamp(1, 1024),
-        memory: options.memory.map(|memory| memory as f64),
-        ..Load::usual(shape, 1, Parallel::Tensor)
-    }
+/// Describes the load of an answer.
+fn load(context: u64, batch: u64, options: &Context) -> Load {
+    let memory = options.memory.map(|memory| memory as f64);
+    Load { batch, memory, ..Load::of_context(context, 1, Parallel::Tensor) }
 }
 
 fn print(
@@ -178,20 +175,35 @@ fn bullet(line: &str, out: &mut dyn Write) -> io::Result<()> {
 
 /// Lists the topics.
 fn list(context: &Context) -> Result<()> {
-    let listed: Vec<_> =
-        topics().map(|topic| Listed { topic: &topic.name, question: &topic.question }).collect();
+    let listed: Vec<Listed> = groups()
+        .iter()
+        .flat_map(|group| {
+            let of = |topic: &'static Topic| Listed {
+                group: &group.title,
+                topic: &topic.name,
+                question: &topic.question,
+            };
+            group.topics.iter().map(of)
+        })
+        .collect();
     #[derive(Serialize)]
     struct Topics<'a> {
         topics: &'a [Listed],
     }
     context.report(&Topics { topics: &listed }, |out| {
-        let mut table = Table::new([("topic", Align::Left), ("question", Align::Left)]);
-        listed.iter().for_each(|row| table.row([row.topic.to_owned(), row.question.to_owned()]));
-        table.write(out)?;
-        writeln!(
+        let width = listed.iter().map(|row| row.topic.chars().count()).max().unwrap_or(0);
+        for rows in listed.chunk_by(|a, b| a.group == b.group) {
+            rows.iter().take(1).try_for_each(|row| writeln!(out, "{}", row.group))?;
+            for row in rows {
+                write!(out, "  {:width$}  ", row.topic)?;
+                paragraph(out, width + 4, row.question)?;
+            }
+            writeln!(out)?;
+        }
+        paragraph(
             out,
-            "\nmantissa explain TOPIC [MODEL] shows one with the figures of a model; a number such as 0.1 is"
-        )?;
-        writeln!(out, "shown as formats store it.")
+            0,
+            "mantissa explain TOPIC [MODEL] shows one with the figures of a model; a number such as 0.1 is shown as formats store it.",
+        )
     })
 }

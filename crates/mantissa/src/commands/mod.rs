@@ -22,6 +22,7 @@ mod imatrix;
 mod inspect;
 mod lint;
 mod load_preview;
+mod losses;
 mod man;
 mod model;
 mod next_steps;

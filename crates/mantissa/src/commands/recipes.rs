@@ -1,4 +1,6 @@
-//! `mantissa recipes`: lists recipes by name.
+//! `mantissa recipes`: lists recipes by name, or shows one.
+
+mod one;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,7 +10,7 @@ use mantissa_num::codec::Codec;
 use mantissa_num::{Scheme, Source};
 use mantissa_plan::contract::{self, Cell, Input, LOADS, Linear, Load, Shape, Stored, Subject};
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{ALIASES, BUILT_IN, FILE_TYPES, TRANSFORMS, TYPED};
+use mantissa_quant::recipe::{ALIASES, BUILT_IN, FILE_TYPES, FileType, TRANSFORMS, TYPED};
 use mantissa_quant::registry;
 use mantissa_store::Dtype;
 use mantissa_store::convention::Container;
@@ -29,8 +31,15 @@ const SIDE: usize = 4096;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes
+  mantissa recipes gptq-int4-g128
   mantissa recipes --json")]
-pub struct Args {}
+pub struct Args {
+    /// One recipe: a name, or a file
+    ///
+    /// Shows what it does, its measured loss, the checkpoint formats that hold it, and the programs that load each, with the
+    /// evidence.
+    recipe: Option<String>,
+}
 
 #[derive(Serialize)]
 struct Report {
@@ -46,7 +55,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Row {
-    name: &'static str,
+    name: String,
     recipe: String,
     weights: String,
     activations: Option<String>,
@@ -66,18 +75,19 @@ impl Execute for Args {
     const CEILING: bool = false;
 
     /// # Errors
-    /// Standard output cannot be written.
+    /// A name that is no recipe; standard output cannot be written.
     fn run(&self, context: &Context) -> Result<()> {
+        if let Some(name) = &self.recipe {
+            return one::run(name, context);
+        }
         let aliases = ALIASES.into_iter().map(|(name, full)| (name, full.to_owned()));
-        let file_types = FILE_TYPES
-            .into_iter()
-            .map(|ty| (ty.name, format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())));
+        let file_types = FILE_TYPES.into_iter().map(|ty| (ty.name, of_file_type(ty)));
         let files = BUILT_IN.iter().map(|(name, _)| Ok((*name, in_pairs(&Recipe::load(name)?))));
         let files = files.collect::<Result<Vec<_>>>()?;
         let recipes = aliases
             .chain(files)
             .chain(file_types)
-            .map(|(name, full)| row(name, full))
+            .map(|(name, full)| Ok(row(&Recipe::load(name)?, full)))
             .collect::<Result<Vec<_>>>()?;
         let methods = registry::names().collect();
         let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
@@ -94,6 +104,11 @@ impl Execute for Args {
     }
 }
 
+/// Describes a file type.
+fn of_file_type(ty: FileType) -> String {
+    format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())
+}
+
 /// Lists the schemes of a recipe file: of most layers first, then of its exceptions.
 fn in_pairs(recipe: &Recipe) -> String {
     let pair = |(weights, input): (&Scheme, Option<&Scheme>)| match input {
@@ -104,14 +119,13 @@ fn in_pairs(recipe: &Recipe) -> String {
     format!("{}-{}", recipe.method_name(), pairs.join("; "))
 }
 
-/// Describes the recipe `name`, which stands for `full`.
-fn row(name: &'static str, full: String) -> Result<Row> {
-    let recipe = Recipe::load(name)?;
+/// Describes a recipe, which stands for `full`.
+fn row(recipe: &Recipe, full: String) -> Row {
     let weighed = recipe.weights.format.codec().is_some_and(Codec::takes_importance);
     let container = recipe.container();
-    let readers = readers(&recipe, container);
-    Ok(Row {
-        name,
+    let readers = readers(recipe, container);
+    Row {
+        name: recipe.name.clone(),
         recipe: full,
         weights: recipe.weights.to_string(),
         activations: recipe.activations.as_ref().map(ToString::to_string),
@@ -124,7 +138,7 @@ fn row(name: &'static str, full: String) -> Result<Row> {
         format: container.name(),
         loads_in: readers.iter().map(Cell::marked).collect::<Vec<_>>().join(", "),
         readers,
-    })
+    }
 }
 
 fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
@@ -154,24 +168,28 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     paragraph(out, 2, &format!("upper or lower case; also: {}", others.join(", ")))
 }
 
-fn cells(row: &Row) -> [String; 6] {
-    let calibration = match (row.calibration, row.importance) {
+/// Says whether a recipe needs a calibration.
+fn calibration(row: &Row) -> &'static str {
+    match (row.calibration, row.importance) {
         (true, _) => "needed",
         (_, true) => "recommended",
         _ => "none",
-    };
+    }
+}
+
+fn cells(row: &Row) -> [String; 6] {
     [
-        row.name.to_owned(),
+        row.name.clone(),
         row.recipe.clone(),
         format!("{:.3}", row.bits_per_weight),
-        calibration.to_owned(),
+        calibration(row).to_owned(),
         row.format.to_owned(),
         row.loads_in.clone(),
     ]
 }
 
 /// Lists the programs that load what `recipe` writes in `container`, from the serving contract.
-fn readers(recipe: &Recipe, container: Container) -> Vec<Cell> {
+pub(super) fn readers(recipe: &Recipe, container: Container) -> Vec<Cell> {
     let format = |scheme: &Scheme| scheme.format.clone();
     let scheme = recipe.stored_scheme(container, recipe.weights.clone(), Dtype::BF16);
     // Weights without scales are stored unquantized.

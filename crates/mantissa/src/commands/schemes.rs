@@ -1,7 +1,8 @@
-//! `mantissa schemes`: lists number formats with their properties and hardware support.
+//! `mantissa schemes`: lists number formats with their properties and hardware support, or shows one.
 
 mod cache;
 mod hardware;
+mod one;
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -32,8 +33,15 @@ const SIDE: usize = 4096;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa schemes
+  mantissa schemes int4-g128-asym
   mantissa schemes --json")]
-pub struct Args {}
+pub struct Args {
+    /// One scheme, such as int4-g128
+    ///
+    /// Shows how codes become values, the formula of each rule for scales, measured losses, and the programs that load weights
+    /// in it.
+    scheme: Option<String>,
+}
 
 #[derive(Serialize)]
 struct Report {
@@ -76,7 +84,12 @@ impl Execute for Args {
     const GROUP: Group = Group::Start;
     const CEILING: bool = false;
 
+    /// # Errors
+    /// A name that is no scheme; standard output cannot be written.
     fn run(&self, context: &Context) -> Result<()> {
+        if let Some(name) = &self.scheme {
+            return one::run(name, context);
+        }
         let schemes = catalogue().into_iter().chain(trellises()).map(|scheme| row(&scheme)).collect();
         let report = Report { bits_per_weight_shape: [SIDE, SIDE], schemes, kv_cache: cache::rows() };
         context.report(&report, |out| {

@@ -11,6 +11,19 @@ fn topics() -> Vec<String> {
     topics.iter().map(|topic| topic["topic"].as_str().unwrap().to_owned()).collect()
 }
 
+/// Topics of one group stand together below its title.
+#[test]
+fn topics_are_listed_in_groups() {
+    let (listed, shown) = (json(&["explain", "--json"]), succeed(&["explain"]));
+    let topics = listed["topics"].as_array().unwrap();
+    let mut groups: Vec<&str> = topics.iter().map(|topic| topic["group"].as_str().unwrap()).collect();
+    groups.dedup();
+    assert!(groups.len() >= 5, "{groups:?}");
+    for group in groups {
+        assert_eq!(shown.matches(&format!("{group}\n  ")).count(), 1, "{group}: {shown}");
+    }
+}
+
 #[test]
 fn every_topic_answers_for_a_model_and_hardware() {
     let all = topics();
@@ -106,13 +119,17 @@ fn a_number_is_taken_apart() {
     );
     assert!(succeed(&["explain", "1e300", "--as", "f64"]).contains("f64"));
     let scaled = succeed(&["explain", "0.1", "--as", "nvfp4", "--tensor-amax", "1"]);
-    assert!(scaled.contains("is rounded too") && scaled.contains("clipped"), "{scaled}");
+    assert!(scaled.contains("is rounded too") && scaled.contains("is clipped to"), "{scaled}");
+    // Beyond the magnitude that the scale comes from: 127 × 0.8 / 127.
+    let clipped = json(&["explain", "8", "--as", "int8-channel:restricted", "--amax", "0.8", "--json"]);
+    let format = &clipped["formats"][0];
+    assert!((format["error"].as_f64().unwrap() + 7.2).abs() < 1e-6 && format["clipped"] == true, "{format}");
     for (arguments, part) in [
         (vec!["explain", "4", "--as", "nvfp4", "--tensor-amax", "1"], "largest magnitude of the block"),
         (vec!["explain", "nonsense"], "mantissa explain lists"),
         (vec!["explain", "0.1", "--as", "q4_k"], "codes blocks"),
         (vec!["explain", "1e300"], "range of f32"),
-        (vec!["explain", "4", "--as", "bf16", "--amax", "1"], "at least 4"),
+        (vec!["explain", "4", "--as", "int8-g32", "--amax", "0"], "above 0"),
         (vec!["explain", "w4a16", "--as", "bf16"], "a number to show"),
     ] {
         let error = fail(2, &arguments);

@@ -154,3 +154,34 @@ fn schemes_and_recipes_list_what_the_grammar_has() {
     assert_eq!(nf4["format"], "bitsandbytes");
     assert!(nf4["loads_in"].as_str().unwrap().contains("transformers"), "{nf4}");
 }
+
+/// `schemes NAME` and `recipes NAME` show one; a wrong name is answered with near ones.
+#[test]
+fn one_scheme_and_one_recipe_are_shown() {
+    let scheme = json(&["schemes", "INT4-g128-asym", "--json"]);
+    let found = &scheme["scheme"];
+    assert_eq!((&found["name"], &found["bits_per_weight"]), (&"int4-g128-asym".into(), &4.28125.into()));
+    assert!(found["rule"]["formula"].as_str().unwrap().contains("(max - min) / (2^b - 1)"), "{found}");
+    let measured = |report: &Value| report["measured"].as_array().unwrap().len();
+    assert!(measured(found) > 2 && found["loads_in"].as_str().unwrap().contains("vLLM"), "{found}");
+    let cached = json(&["schemes", "turbo4", "--json"]);
+    assert!(cached["kv_cache"]["bits_per_element"] == 4.125 && cached["scheme"].is_null(), "{cached}");
+    let both = succeed(&["schemes", "int8-head"]);
+    assert!(both.contains("each head of each token") && both.contains("KV cache"), "{both}");
+    let recipe = json(&["recipes", "W8A8_SMOOTH", "--json"]);
+    let found = &recipe["recipe"];
+    assert_eq!(found["name"], "w8a8-smooth");
+    assert_eq!(found["steps"][0]["does"], "migrates outliers from activations to weights");
+    assert!(measured(found) > 0 && found["formats"].as_array().unwrap().len() > 1, "{found}");
+    let shown = succeed(&["recipes", "q4_k_m"]);
+    assert!(shown.contains("values      q6_k × 16, q4_k × 16") && shown.contains("gguf"), "{shown}");
+    for (arguments, near) in [
+        (["schemes", "int9-g32"], "int8"),
+        (["schemes", "int4-g0"], "a group such as g128"),
+        (["recipes", "gpqt-int4-g128"], "gptq-int4-g128"),
+        (["recipes", "q4_k_x"], "q4_k_m"),
+    ] {
+        let error = fail(2, &arguments);
+        assert!(error.contains(near), "{arguments:?}: {error}");
+    }
+}

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::{output_in, root, strict_json};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 23] = [
+const REPORTS: [(&[&str], &str); 27] = [
     (&["plan"], "plan demo --hardware h100"),
     (&["plan"], "plan demo --hardware h100 --train"),
     (&["explain"], "explain w4a16 demo --hardware h100"),
@@ -31,6 +31,10 @@ const REPORTS: [(&[&str], &str); 23] = [
     (&["diagnose"], "diagnose q --reference demo --text sample.txt"),
     (&["quality.json", "quantize, convert and fit"], "fit demo --budget 4.5bpw --text sample.txt --out f"),
     (&["recipes"], "recipes"),
+    (&["recipes"], "recipes gptq-int4-g128"),
+    (&["schemes"], "schemes"),
+    (&["schemes"], "schemes int4-g128"),
+    (&["schemes"], "schemes turbo4"),
     (
         &["train, finetune and distill"],
         "finetune demo --data sample.txt --steps 1 --length 32 --batch 1 --merge --out tuned",
@@ -39,8 +43,7 @@ const REPORTS: [(&[&str], &str); 23] = [
 ];
 
 /// Other commands with a report, which like those above repeat no key.
-const OTHERS: [&str; 10] = [
-    "schemes",
+const OTHERS: [&str; 9] = [
     "explain 0.1 --as int4-g32",
     "tokenizer sample.txt --vocab 300 --out words",
     "quantize demo --recipe rtn-int4-g128 --dry-run --out never",

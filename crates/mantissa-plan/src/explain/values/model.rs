@@ -4,7 +4,7 @@ use super::super::value::{Args, Compute, Fault, Subject, Value};
 use crate::memory::{Inference, capacity, concurrency, head_bytes, inference, linear_bytes, longest_context};
 use crate::precision::KVS;
 use crate::recommend::SMALL_MODEL;
-use crate::shape::{CacheLayers, Matrices, ModelPart, ModelShape};
+use crate::shape::{CacheLayers, Matrices, ModelPart, ModelShape, Role};
 
 /// Values about sizes.
 pub(super) const VALUES: &[(&str, Compute)] = &[
@@ -41,6 +41,12 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     ("part_share_of", |_, a| {
         let shape = ModelShape::named(a.text(1)?).map_err(|_| a.fault(1, "a model"))?;
         number(part_share(&shape, a, |m| m.count)?)
+    }),
+    // Inputs of a down projection, and the largest power of two that divides them.
+    ("down_width", |s, _| number(down_width(s.deployment.shape) as f64)),
+    ("down_run", |s, _| {
+        let width = down_width(s.deployment.shape);
+        number(if width == 0 { 0.0 } else { f64::from(width.trailing_zeros()).exp2() })
     }),
     ("heads", |s, _| number(s.deployment.shape.heads as f64)),
     ("kv_heads", |s, _| number(s.deployment.shape.kv_heads as f64)),
@@ -79,6 +85,12 @@ fn number(number: f64) -> Result<Value, Fault> {
 /// Inputs of the widest linear layer.
 fn widest(shape: &ModelShape) -> f64 {
     shape.matrices.iter().map(|m| m.cols as u64).max().unwrap_or(shape.hidden) as f64
+}
+
+/// Inputs of the down projections that most weights belong to.
+fn down_width(shape: &ModelShape) -> u64 {
+    let down = shape.matrices.iter().filter(|m| m.role == Role::Down);
+    down.max_by_key(|m| m.weights()).map_or(0, |m| m.cols as u64)
 }
 
 /// Parts of a layer by name.

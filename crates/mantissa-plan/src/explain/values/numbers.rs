@@ -1,11 +1,14 @@
 //! Number formats and functions of numbers.
 
+use mantissa_num::Scheme;
 use mantissa_num::codebook::Book;
 use mantissa_num::minifloat::{self, MiniFloat};
 
 use super::super::measures::{
-    MEASURED_ON, accumulator_bias, accumulator_error, compensation_error, immovable_from, sqnr, update_limits,
+    MEASURED_ON, accumulator_bias, accumulator_error, compensation_error, immovable_from, positive_sqnr,
+    rotated_sqnr, smallest_level, sqnr, update_limits,
 };
+use super::super::number::{Anatomy, anatomy};
 use super::super::value::{Args, Compute, Fault, Value};
 use crate::precision::format_of;
 
@@ -25,15 +28,21 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     ("sqrt", |_, a| number(a.number(0)?.sqrt())),
     ("power", |_, a| number(a.number(0)?.powf(a.number(1)?))),
     // Signal to noise of made-up numbers in dB: scheme, and σ of one outlier in each row.
-    ("db", |_, a| {
-        let outlier = if a.list.len() > 1 { Some(a.number(1)? as f32) } else { None };
-        Ok(Value::number(sqnr(a.text(0)?, outlier)))
-    }),
+    ("db", |_, a| Ok(Value::number(sqnr(a.text(0)?, outlier(a)?)))),
+    // The same with rotated rows, and of numbers without negative ones.
+    ("db_rotated", |_, a| Ok(Value::number(rotated_sqnr(a.text(0)?, outlier(a)?)))),
+    ("db_positive", |_, a| Ok(Value::number(positive_sqnr(a.text(0)?)))),
+    // A number under a scheme in a row of a largest magnitude: what is stored, its error, and the scale.
+    ("stored", |_, a| number(shown(a)?.value)),
+    ("stored_error", |_, a| number(error(a)?)),
+    ("stored_scale", |_, a| Ok(Value::number(shown(a)?.scale))),
+    // Smallest positive level of a scheme over its largest.
+    ("smallest_level", |_, a| Ok(Value::number(smallest_level(&scheme(a, 0)?)))),
     ("measured_on", |_, _| Ok(Value::text(MEASURED_ON))),
     ("bits", |_, a| number(format_of(a.text(0)?).bits_per_weight(4096, 4096))),
     ("bits_f32_scales", |_, a| {
-        let scheme = mantissa_num::parse_weight(a.text(0)?).map_err(|_| a.fault(0, "a scheme"))?;
-        number(scheme.format.bits_per_weight(8192, 8192))
+        let weight = mantissa_num::parse_weight(a.text(0)?).map_err(|_| a.fault(0, "a scheme"))?;
+        number(weight.format.bits_per_weight(8192, 8192))
     }),
     // Errors of a sum of so many FP8 products in Hopper's accumulator.
     ("summed_error", |_, a| number(accumulator_error(products(a)?)[0])),
@@ -65,6 +74,29 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
 
 fn number(number: f64) -> Result<Value, Fault> {
     Ok(Value::Number(number))
+}
+
+/// Outlier of made-up rows, if the second argument has one.
+fn outlier(args: &Args<'_>) -> Result<Option<f32>, Fault> {
+    if args.list.len() > 1 { Ok(Some(args.number(1)? as f32)) } else { Ok(None) }
+}
+
+/// Returns the scheme that an argument names.
+fn scheme(args: &Args<'_>, index: usize) -> Result<Scheme, Fault> {
+    args.text(index)?.parse().map_err(|_| args.fault(index, "a scheme"))
+}
+
+/// Returns the anatomy of a number (argument 0) under a scheme (1) in a row of a largest magnitude (2).
+fn shown(args: &Args<'_>) -> Result<Anatomy, Fault> {
+    let amax = args.number(2)? as f32;
+    anatomy(args.number(0)?, &scheme(args, 1)?, amax, amax)
+        .map_err(|_| args.fault(1, "a scheme with codes of elements"))
+}
+
+/// Error of such a number; that of f32 arithmetic is none of the code's.
+fn error(args: &Args<'_>) -> Result<f64, Fault> {
+    let (found, amax) = (shown(args)?.error, args.number(2)?);
+    Ok(if found.abs() < 1e-6 * amax { 0.0 } else { found })
 }
 
 /// Levels of NF4.

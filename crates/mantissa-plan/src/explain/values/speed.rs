@@ -7,7 +7,7 @@ use crate::hardware::{Device, Execution, Unit};
 use crate::parallel::{Parallel, Split};
 use crate::precision::KVS;
 use crate::recommend::rate;
-use crate::roofline::{Bound, Setup, Speed, decode_intensity, speculation};
+use crate::roofline::{Bound, Setup, Speed, chunks_of, decode_intensity, speculation};
 
 /// Units by name.
 const UNITS: [Unit; 9] =
@@ -49,9 +49,16 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
         let one = s.setup(&precision, &kv).cache_reads(a.number(2)? as u64);
         Ok(Value::Number(a.number(1)? * one))
     }),
-    ("prompt_rate", |s, a| {
+    // A prompt in a precision of so many tokens, with a KV scheme: tokens/s, chunks, bytes read, those of earlier chunks among
+    // them.
+    ("prompt_rate", |s, a| Ok(Value::Number(prefill(s, a)?.tokens_per_s[1]))),
+    ("prompt_chunks", |_, a| Ok(Value::Number(chunks_of(a.count(0)?)))),
+    ("prompt_bytes", |s, a| Ok(Value::Number(prefill(s, a)?.bytes))),
+    ("prompt_bound", |s, a| Ok(Value::text(prefill(s, a)?.bound.words()))),
+    ("prompt_computes", |s, a| Ok(Value::Flag(prefill(s, a)?.bound == Bound::Compute))),
+    ("prompt_cache_reads", |s, a| {
         let (precision, kv) = (a.precision(0)?, a.kv(2)?);
-        Ok(Value::Number(s.setup(&precision, &kv).prefill(a.count(1)?).tokens_per_s[1]))
+        Ok(Value::Number(s.setup(&precision, &kv).prompt_cache_reads(a.count(1)?)))
     }),
     ("crossover", |s, a| {
         let (precision, other) = (a.precision(0)?, a.precision(1)?);
@@ -109,6 +116,12 @@ fn of_scheme(subject: &Subject<'_>, args: &Args<'_>) -> Result<Execution, Fault>
 fn decode(subject: &Subject<'_>, args: &Args<'_>) -> Result<Speed, Fault> {
     let (precision, kv) = (args.precision(0)?, args.kv(3)?);
     Ok(subject.setup(&precision, &kv).decode(args.count(1)?, args.number(2)? as u64))
+}
+
+/// Predicts a prompt: precision, tokens, KV scheme.
+fn prefill(subject: &Subject<'_>, args: &Args<'_>) -> Result<Speed, Fault> {
+    let (precision, kv) = (args.precision(0)?, args.kv(2)?);
+    Ok(subject.setup(&precision, &kv).prefill(args.count(1)?))
 }
 
 /// Predicts the time of a step that verifies drafted tokens (argument `index`) over that of a plain one.

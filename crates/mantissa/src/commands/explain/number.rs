@@ -34,9 +34,8 @@ pub fn run(x: f64, schemes: &[Scheme], [amax, tensor]: [Option<f32>; 2], context
         return Err(BadInput::new("NUMBER", x.to_string(), "a finite number within the range of f32").into());
     }
     let amax = amax.unwrap_or_else(|| single.abs());
-    if !amax.is_finite() || amax < single.abs() {
-        let allowed = format!("a number of at least {}, the magnitude of the number", single.abs());
-        return Err(BadInput::new("--amax", amax.to_string(), allowed).into());
+    if !amax.is_finite() || amax < 0.0 || (amax == 0.0 && single != 0.0) {
+        return Err(BadInput::new("--amax", amax.to_string(), "a finite number above 0").into());
     }
     let tensor_amax = tensor.unwrap_or(amax);
     if !tensor_amax.is_finite() || tensor_amax < amax {
@@ -93,7 +92,7 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let scaled = report.formats.iter().any(|format| format.scale.is_some());
     if scaled {
         let text = format!(
-            "Scaled formats: a block whose largest magnitude is {} (--amax); a number alone in its block is its largest. NVFP4: a tensor whose largest is {} (--tensor-amax).",
+            "Scaled formats: the scale comes from a block whose largest magnitude is {} (--amax; a number alone in its block is its largest); what lies beyond it is clipped, as under a static scale. NVFP4: a tensor whose largest is {} (--tensor-amax).",
             report.amax, report.tensor_amax
         );
         paragraph(out, 0, &text)?;

@@ -24,7 +24,7 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer) -> Page {
     page.push(Html::lead(&format!("Choose {}.", text::headline(answer))));
     page.push(Html::paragraph(&asked.title()));
     page.push(about(asked));
-    if let Some(row) = answer.rows.iter().find(|row| Some(row.precision.name) == choice.precision) {
+    if let Some(row) = answer.chosen() {
         page.push(tiles([
             (
                 "memory",

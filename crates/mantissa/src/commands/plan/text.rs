@@ -88,8 +88,7 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
         let model = asked.args.subject.model();
         let model =
             model.map_or_else(|| "MODEL".to_owned(), |model| super::super::next_steps::quoted(model.typed()));
-        let row = answer.rows.iter().find(|row| Some(row.precision.name) == choice.precision);
-        match row.and_then(|row| row.loads.elsewhere) {
+        match answer.chosen().and_then(|row| row.loads.elsewhere) {
             Some(other) => {
                 labelled(
                     out,
@@ -125,8 +124,8 @@ pub fn headline(answer: &Answer) -> String {
     let choice = &answer.recommendation;
     let Some(name) = choice.precision else { return "nothing fits".to_owned() };
     let kv = choice.kv.unwrap_or("f16");
-    let row = answer.rows.iter().find(|row| row.precision.name == name);
-    let engines = row.map(|row| row.loads.engines.join(", ")).filter(|engines| !engines.is_empty());
+    let engines =
+        answer.chosen().map(|row| row.loads.engines.join(", ")).filter(|engines| !engines.is_empty());
     let engines = engines.map_or_else(String::new, |engines| format!("; loads in {engines}"));
     let phases = match (choice.prefill, choice.decode) {
         (Some(prefill), Some(decode)) if prefill != decode => {

@@ -94,7 +94,7 @@ pub(super) fn print(
 /// Names the choice.
 pub fn headline(answer: &TrainAnswer) -> String {
     let Some(name) = answer.recipe else { return "nothing fits".to_owned() };
-    let row = answer.rows.iter().find(|row| row.name == name);
+    let row = answer.chosen();
     let policy = row.and_then(|row| row.policy);
     let takes = row
         .and_then(|row| row.trainer_bytes)
