@@ -203,8 +203,9 @@ fn one_window_has_no_standard_error() {
                 "{report}"
             );
         }
-        succeed(&["report", text(&out), "--quiet"]);
-        let page = fs::read_to_string(out.join("report.html")).unwrap();
+        let page = temp.path().join(format!("{shown}.html"));
+        succeed(&["report", text(&out), "--out", text(&page), "--quiet"]);
+        let page = fs::read_to_string(page).unwrap();
         assert_eq!(page.contains("nats/token (one window)"), !shown);
     }
 }
