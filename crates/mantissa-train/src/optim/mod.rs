@@ -72,6 +72,11 @@ impl OptimizerSpec {
         bytes + 4 * scratch as u64
     }
 
+    /// True if the weights are all that keeps an update: there is no master copy, and rounding is to nearest.
+    pub(crate) fn rounds_updates(&self) -> bool {
+        self.master == MasterCopy::None
+    }
+
     /// Bytes of the moments in a file.
     pub fn paged_bytes(&self, table: &ParamTable) -> u64 {
         table.iter().map(|param| self.method.layout(param).bytes(param.range.len(), self.paged).1).sum()
