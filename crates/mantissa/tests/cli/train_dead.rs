@@ -266,6 +266,15 @@ fn fine_tuning_and_distillation_are_watched() {
             stderr(&output).contains("warning: step 1: ")
                 && stderr(&output).contains("fix: --set 'precision.dgrad.dy=\"bf16\"'")
         );
+        // An autopsy cannot replay it; its error names the operand and the field.
+        let line = fail(2, &["train", "--autopsy", text(&out), "--quiet"]);
+        let (field, other) = [("adapter", "--adapter none"), ("distill", "mantissa finetune")][i];
+        assert!(line.contains(&format!("{}: {field}: expected a run ", out.display())), "{line}");
+        assert!(
+            line.contains("fix: --set 'precision.dgrad.dy=\"bf16\"', as dgrad dy of ")
+                && line.contains(other),
+            "{line}"
+        );
     }
 }
 
