@@ -129,11 +129,11 @@ impl Tokenizer {
         let file = mantissa_store::Gguf::open(path)?;
         let metadata = file.metadata();
         let (inner, max_text) = load_checked(path, gguf::tokenizer_json(metadata)?)?;
-        let bos = metadata.uint("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok());
+        let special = gguf::special_tokens(metadata)?;
+        let bos = special.get("bos_token").and_then(|text| inner.token_to_id(text));
         let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
         let template = metadata.text("tokenizer.chat_template")?;
         let templates = template.map(|text| ChatTemplates::of(text.to_owned())).unwrap_or_default();
-        let special = gguf::special_tokens(metadata)?;
         Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, templates, special, max_text })
     }
 
