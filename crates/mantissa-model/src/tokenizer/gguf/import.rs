@@ -319,6 +319,7 @@ fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<V
     const SCORES: &str = "tokenizer.ggml.scores";
     let scores = list(metadata, SCORES, vocabulary.tokens.len(), |value| match value {
         Value::F32(score) => Some(*score),
+        Value::I32(score) => Some(*score as f32),
         _ => None,
     })?;
     let scores = scores.ok_or_else(|| metadata.fault(SCORES, "nothing", "the list of scores"))?;
