@@ -24,7 +24,7 @@ pub struct NotLearning {
     /// Operands that lost their signal, in the order of the step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostOperand>,
-    /// Number of matrices whose updates are lost when the weights are rounded.
+    /// Number of matrices whose updates change next to no weight.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub without_update: usize,
     /// Their names.
@@ -106,7 +106,7 @@ pub struct LearningReport {
     pub dead: Vec<DeadParameter>,
     /// Operands that lost their signal.
     pub lost: Vec<LostOperand>,
-    /// Matrices whose updates were lost when the weights were rounded.
+    /// Matrices whose updates changed next to no weight.
     pub lost_updates: BTreeSet<String>,
     /// Experts that no token chose in the run.
     pub unused_experts: Vec<UnusedExperts>,
@@ -300,12 +300,10 @@ fn told_of_lost(lost: &[&LostOperand]) -> Option<String> {
     Some(format!("{count} lost the signal in rounding (first: {linear}, {operand} in {format}{ratio})"))
 }
 
-/// Says of how many parameters updates are lost, if there is a `first`.
+/// Says of how many parameters updates change no weight, if there is a `first`.
 fn told_of_updates(count: usize, all: usize, first: Option<&String>) -> Option<String> {
     let first = first?;
-    Some(format!(
-        "the updates of {count} of {all} parameters are lost when the weights are rounded (first: {first})"
-    ))
+    Some(format!("the updates of {count} of {all} parameters change next to no weight (first: {first})"))
 }
 
 fn is_same(a: &LostOperand, b: &LostOperand) -> bool {
@@ -393,7 +391,7 @@ mod tests {
         };
         let (learning, warnings, lines) =
             run(&[of(None), of(Some(&["a", "b"])), of(None), of(Some(&["a", "b"])), of(None)]);
-        let told = "the updates of 2 of 5 parameters are lost when the weights are rounded (first: a)";
+        let told = "the updates of 2 of 5 parameters change next to no weight (first: a)";
         assert_eq!((warnings, lines), (vec![format!("step 2: {told}")], 1));
         assert_eq!(learning.summary().as_deref(), Some(told));
         assert_eq!(learning.report(5).lost_updates, ["a", "b"].map(str::to_owned).into());
@@ -401,10 +399,7 @@ mod tests {
         let (learning, warnings, lines) = run(&[of(Some(&["a"])), of(Some(&[])), of(Some(&["b"]))]);
         assert_eq!((warnings.len(), lines), (2, 3));
         assert!(
-            learning
-                .summary()
-                .unwrap()
-                .ends_with("1 of 5 parameters are lost when the weights are rounded (first: b)")
+            learning.summary().unwrap().ends_with("1 of 5 parameters change next to no weight (first: b)")
         );
         let (learning, ..) = run(&[of(Some(&["a"])), of(Some(&[]))]);
         assert_eq!(learning.summary(), None);

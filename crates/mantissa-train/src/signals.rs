@@ -27,7 +27,7 @@ pub struct StepSignals {
     pub lost: Vec<LostOperand>,
     /// True in a step with telemetry.
     pub measured: bool,
-    /// Matrices whose updates were lost when the weights were rounded; `None` in a step that did not look for them.
+    /// Matrices with a gradient whose updates changed next to no weight; `None` in a step that did not look for them.
     pub lost_updates: Option<Vec<String>>,
     /// Layers with experts, each with those that no token chose.
     pub idle: Vec<(usize, Vec<usize>)>,
@@ -54,13 +54,20 @@ impl TrainModel {
         }
     }
 
-    /// Lists the matrices next to none of whose updates, counted in `counts`, changed a weight. Vectors are left out: norm weights
-    /// near 1 in bf16 take no step below 0.002.
-    pub(crate) fn lost_updates(&self, counts: &[WeightCounts]) -> Vec<String> {
-        let matrices =
-            self.params.table().iter().zip(counts).filter(|(param, _)| param.tensor.shape.len() > 1);
-        let lost = matrices.filter(|(_, counts)| counts.loses_updates());
-        lost.map(|(param, _)| param.tensor.name.clone()).collect()
+    /// Lists the matrices with a gradient next to none of whose updates, counted in `counts`, changed a weight: they are 0, or lost
+    /// when the weights are `rounded` without a master copy. `rates` are the factors of the learning rate. Vectors are left out: norm
+    /// weights near 1 in bf16 take no step below 0.002.
+    pub(crate) fn lost_updates(&self, counts: &[WeightCounts], rates: &[f64], rounded: bool) -> Vec<String> {
+        let all = self.params.table().iter().zip(counts).zip(rates);
+        let lost = all.filter(|((param, counts), rate)| {
+            param.tensor.shape.len() > 1
+                && **rate > 0.0
+                && ((rounded && counts.loses_updates())
+                    || (counts.is_still()
+                        && self.grads.holds(&param.range)
+                        && !self.grads.get(param.range.clone()).is_zero()))
+        });
+        lost.map(|((param, _), _)| param.tensor.name.clone()).collect()
     }
 
     /// Lists the operands that lost their signal so far in the step.

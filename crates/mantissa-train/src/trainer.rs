@@ -239,9 +239,9 @@ impl Trainer {
         Ok((report, UpdateSize { step: report.step, lr: report.lr, ratio }))
     }
 
-    /// Returns counts of the step's updates if it is the first near the peak of the learning rate, and updates may be lost.
+    /// Returns counts of the step's updates if it is the first near the peak of the learning rate.
     fn look_for_lost_updates(&self, lr: f64) -> Option<Vec<WeightCounts>> {
-        let wanted = !self.looked && self.is_near_peak(lr) && self.optimizer.rounds_updates();
+        let wanted = !self.looked && self.is_near_peak(lr);
         wanted.then(|| self.model.params.table().iter().map(|_| WeightCounts::default()).collect())
     }
 
@@ -270,8 +270,8 @@ impl Trainer {
         };
         if let Some(counts) = counts.filter(|_| norm.is_some() && self.is_near_peak(lr)) {
             self.looked = true;
-            let lost = || self.model.lost_updates(counts);
-            signals.lost_updates = Some(if self.optimizer.rounds_updates() { lost() } else { Vec::new() });
+            let (rates, rounded) = (self.optimizer.rates(), self.optimizer.rounds_updates());
+            signals.lost_updates = Some(self.model.lost_updates(counts, rates, rounded));
         }
         let scale_event = self.scaler.as_mut().and_then(|scaler| scaler.update(norm.is_none()));
         self.signals = norm.map(|_| signals);

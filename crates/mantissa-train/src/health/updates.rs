@@ -52,6 +52,11 @@ impl WeightCounts {
         updated > 0.0 && kept >= LOST_UPDATES * updated
     }
 
+    /// True if every update is 0.
+    pub(crate) fn is_still(&self) -> bool {
+        self.squares().0 == 0.0
+    }
+
     /// Adds the sums of squares of the updates and of the weights before them of the piece from index `first` on.
     pub(crate) fn add_squares(&self, first: u64, updates: f64, weights: f64) {
         lock(&self.squares).insert(first, (updates, weights));

@@ -77,6 +77,11 @@ impl OptimizerSpec {
         self.master == MasterCopy::None
     }
 
+    /// Factors of the learning rate of the parameters.
+    pub(crate) fn rates(&self) -> &[f64] {
+        &self.rates
+    }
+
     /// Bytes of the moments in a file.
     pub fn paged_bytes(&self, table: &ParamTable) -> u64 {
         table.iter().map(|param| self.method.layout(param).bytes(param.range.len(), self.paged).1).sum()
@@ -159,6 +164,11 @@ impl Optimizer {
     pub fn with_rates(mut self, scales: &RateScales, table: &ParamTable) -> Result<Self, NoSuchTensor> {
         self.rates = scales.select(table)?;
         Ok(self)
+    }
+
+    /// Factors of the learning rate of the parameters.
+    pub(crate) fn rates(&self) -> &[f64] {
+        &self.rates
     }
 
     /// Bytes of the moments in a file.
