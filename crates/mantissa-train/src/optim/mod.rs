@@ -72,16 +72,6 @@ impl OptimizerSpec {
         bytes + 4 * scratch as u64
     }
 
-    /// True if the weights are all that keeps an update: there is no master copy, and rounding is to nearest.
-    pub(crate) fn rounds_updates(&self) -> bool {
-        self.master == MasterCopy::None
-    }
-
-    /// Factors of the learning rate of the parameters.
-    pub(crate) fn rates(&self) -> &[f64] {
-        &self.rates
-    }
-
     /// Bytes of the moments in a file.
     pub fn paged_bytes(&self, table: &ParamTable) -> u64 {
         table.iter().map(|param| self.method.layout(param).bytes(param.range.len(), self.paged).1).sum()
@@ -166,14 +156,19 @@ impl Optimizer {
         Ok(self)
     }
 
-    /// Factors of the learning rate of the parameters.
-    pub(crate) fn rates(&self) -> &[f64] {
-        &self.rates
-    }
-
     /// Bytes of the moments in a file.
     pub fn paged_bytes(&self) -> u64 {
         self.pages.as_ref().map_or(0, Unpaged::bytes)
+    }
+
+    /// True if the weights are all that keeps an update: there is no master copy, and rounding is to nearest.
+    pub(crate) fn rounds_updates(&self) -> bool {
+        self.master == MasterCopy::None
+    }
+
+    /// Factors of the learning rate of the parameters.
+    pub(crate) fn rates(&self) -> &[f64] {
+        &self.rates
     }
 
     /// Creates the file of a paged state in the folder `dir`, and removes its name; does nothing for other states.
