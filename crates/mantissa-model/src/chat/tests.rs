@@ -336,7 +336,7 @@ fn other_forms_render_as_in_jinja_or_are_refused() {
             "{{ 'abc'.startswith('', 5) }}{{ 'abc'.startswith('', 3) }}{{ 'abc'.endswith('', 4) }}",
             "FalseTrueFalse",
         ),
-        ("{{ [1, 2, 3][::-1] }}{{ [1, 2, 3][2::-1] }}{{ [1, 2, 3][:-3:-1] }}", "[3, 2, 1][3, 2, 1][3, 2]"),
+        ("{{ [1, 2, 3][::-1] }}{{ [1, 2, 3][2::-1] }}{{ [1, 2, 3][:1:-1] }}", "[3, 2, 1][3, 2, 1][3]"),
         ("{% macro f(x, y='x') %}{{ y }}{% endmacro %}{{ f(1) }}", "x"),
         ("{% with a = 1 %}{% with b = a %}{{ b }}{% endwith %}{% endwith %}", "1"),
         ("{{ '%(a)s' % {'a': none} }}", "None"),
@@ -345,6 +345,7 @@ fn other_forms_render_as_in_jinja_or_are_refused() {
     }
     for (template, found) in [
         ("\n{{ [1, 2, 3][2:0:-1] }}", "a slice [2:0:-1]"),
+        ("{{ [1, 2, 3][:-3:-1] }}", "a slice [:-3:-1]"),
         ("{% for m in messages[3:tools:-1] %}{% endfor %}", "a slice [3:tools:-1]"),
         ("{% macro f(x, y=x) %}{{ y }}{% endmacro %}{{ f(1) }}", "macro: x"),
         ("{% with a = 1, b = a + 1 %}{{ b }}{% endwith %}", "with: a"),

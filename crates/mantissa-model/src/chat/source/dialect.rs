@@ -105,10 +105,10 @@ fn reversed_slices(words: &str) -> Result<(), String> {
                 inside.strip_prefix('[').map_or("", |inside| inside.strip_suffix(']').unwrap_or(inside));
             if let [_, end, step] = parts(inside, ':')[..] {
                 let (end, step) = (end.trim(), step.trim());
-                let is_other = end.is_empty() || end.parse::<i64>().is_ok_and(|end| end != 0);
+                let is_other = end.is_empty() || end.parse::<u64>().is_ok_and(|end| end > 0);
                 if step.starts_with('-') && !is_other {
                     return Err(format!(
-                        "a slice [{inside}] with a negative step: leave out its end, or use a number that is not 0"
+                        "a slice [{inside}] with a negative step: leave out its end, or use a number above 0"
                     ));
                 }
             }
