@@ -400,6 +400,7 @@ mod tests {
             without_gradient: 2,
             dead: vec!["b".to_owned(), "a".to_owned()],
             lost: Vec::new(),
+            ..NotLearning::default()
         });
         let found = Chosen::find(&dead, "done").unwrap();
         assert_eq!(found.step, 5);
