@@ -30,9 +30,15 @@ const GENERATION: &str = "generation_config.json";
 /// Files from which groups of engines take end tokens.
 const STOPS: [(Observed, &[&str]); 3] = [
     (Observed::EndBeyondGeneration, &[GENERATION]),
-    (Observed::EndBeyondTokenizer, &[GENERATION, "tokenizer_config.json"]),
-    (Observed::EndBeyondFiles, &[GENERATION, "tokenizer_config.json", "config.json"]),
+    (Observed::EndBeyondTokenizer, &[GENERATION, "tokenizer_config.json", "special_tokens_map.json"]),
+    (
+        Observed::EndBeyondFiles,
+        &[GENERATION, "tokenizer_config.json", "special_tokens_map.json", "config.json"],
+    ),
 ];
+
+/// End token that SGLang finds by its name (`attach_additional_stop_token_ids`).
+const BY_NAME: &str = "<|eom_id|>";
 
 /// Examines tensors, config and tokenizer for the properties that rules of engines ask about.
 pub(crate) fn examine(
@@ -110,7 +116,9 @@ impl Looking<'_> {
         for (what, files) in STOPS {
             // Without generation_config.json engines make one of config.json.
             let read = |token: &EndToken| {
-                files.iter().any(|file| of(token, file)) || (!generation && of(token, "config.json"))
+                files.iter().any(|file| of(token, file))
+                    || (!generation && of(token, "config.json"))
+                    || (what == Observed::EndBeyondFiles && token.text.as_deref() == Some(BY_NAME))
             };
             let missed: Vec<&EndToken> = tokens.iter().filter(|token| !read(token)).collect();
             let Some(first) = missed.first() else { continue };

@@ -50,6 +50,23 @@ pub fn estimate(windows: &[Sum]) -> Estimate {
     Estimate { mean, se }
 }
 
+/// Note on the errors of figures over `windows` windows: those of one window are no standard errors.
+pub fn note(windows: usize) -> Option<String> {
+    (windows == 1).then(|| {
+        "one window: the errors are those of its tokens, which are correlated, and no standard errors; two windows or more have \
+         standard errors"
+            .to_owned()
+    })
+}
+
+/// Formats a mean over `windows` windows with its standard error, or says that one window has none.
+pub fn with_error(mean: &str, error: &str, unit: &str, windows: usize) -> String {
+    match windows {
+        1 => format!("{mean} {unit} (one window)"),
+        _ => format!("{mean} ± {error} {unit}"),
+    }
+}
+
 /// Returns the `share` quantile of `sorted` (nearest rank).
 pub fn percentile(sorted: &[f32], share: f64) -> f32 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
@@ -82,6 +99,14 @@ mod tests {
         let found = estimate(&[window(&[1.0, 2.0, 3.0, 4.0])]);
         assert!((found.se - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
         assert!(estimate(&[]).mean.is_nan());
+    }
+
+    #[test]
+    fn one_window_states_no_standard_error() {
+        assert_eq!(with_error("0.5", "0.1", "nats", 1), "0.5 nats (one window)");
+        assert_eq!(with_error("0.5", "0.1", "nats", 2), "0.5 ± 0.1 nats");
+        assert!(note(1).is_some_and(|note| note.starts_with("one window: ")));
+        assert_eq!((note(2), note(0)), (None, None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mantissa_num::Scheme;
-use mantissa_quant::{Changes, Check, Options, Outcome, Plan, Start};
+use mantissa_quant::{Changes, Check, Options, Outcome, Plan, Start, decoded_tables_source};
 use mantissa_store::DEFAULT_SHARD_BYTES;
 use mantissa_store::convention::{Container, ModelFiles, gguf};
 use serde::{Deserialize, Serialize};
@@ -123,6 +123,10 @@ impl Convert {
     /// Unreadable input; weights that the format cannot hold; [`OverMemory`](crate::OverMemory).
     pub fn prepare(&self, host: &Host) -> Result<PreparedConvert<'_>> {
         let source = model::open(&self.source, host)?;
+        let source = match self.requantize {
+            Some(_) => decoded_tables_source(source)?,
+            None => source,
+        };
         let options = Options {
             threads: host.threads,
             max_shard_bytes: self.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),

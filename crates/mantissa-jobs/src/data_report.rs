@@ -46,7 +46,7 @@ pub struct ChatReport {
 pub struct LeftOut {
     /// No token that the loss counts lies within the length.
     pub too_long: u64,
-    /// The loss counts no token at all.
+    /// There is no answer: the loss counts no token at all.
     pub without_targets: u64,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn chat_warnings(
     }
     if without_targets > 0 {
         warnings.push(format!(
-            "{} left out: the loss counts none of their tokens{}; fix: give them an answer, or remove them",
+            "{} left out: they have no answer that the loss counts{}; fix: give them an answer, or remove them",
             of(without_targets),
             first(&places.without_targets)
         ));

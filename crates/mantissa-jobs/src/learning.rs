@@ -2,7 +2,7 @@
 //!
 //! A log line tells it only where it changed, so that a resumed run, the report and the autopsy read it from the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_train::{LostOperand, StepSignals};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,17 @@ pub struct NotLearning {
     /// Operands that lost their signal, in the order of the step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostOperand>,
+    /// Number of matrices whose updates change next to no weight.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub without_update: usize,
+    /// Their names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost_updates: Vec<String>,
+}
+
+/// True for the default of a count, which log lines leave out.
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Experts of a layer that no token has chosen so far.
@@ -69,6 +80,8 @@ pub struct Learning {
     dead: BTreeMap<String, Span>,
     /// Operands that lost their signal, with the first step.
     lost: Vec<(u64, LostOperand)>,
+    /// Matrices whose updates were lost.
+    lost_updates: BTreeSet<String>,
     unused: Option<Vec<UnusedExperts>>,
 }
 
@@ -93,6 +106,8 @@ pub struct LearningReport {
     pub dead: Vec<DeadParameter>,
     /// Operands that lost their signal.
     pub lost: Vec<LostOperand>,
+    /// Matrices whose updates changed next to no weight.
+    pub lost_updates: BTreeSet<String>,
     /// Experts that no token chose in the run.
     pub unused_experts: Vec<UnusedExperts>,
 }
@@ -112,8 +127,18 @@ impl Learning {
         lost.truncate(MOST_NAMED);
         let mut dead = signals.dead.clone();
         dead.truncate(MOST_NAMED);
-        let now =
-            NotLearning { parameters: signals.parameters, without_gradient: signals.dead.len(), dead, lost };
+        let (without_update, lost_updates) = match &signals.lost_updates {
+            Some(lost) => (lost.len(), lost.iter().take(MOST_NAMED).cloned().collect()),
+            None => (self.now.without_update, self.now.lost_updates.clone()),
+        };
+        let now = NotLearning {
+            parameters: signals.parameters,
+            without_gradient: signals.dead.len(),
+            dead,
+            lost,
+            without_update,
+            lost_updates,
+        };
         let unused = self.unused_after(signals);
         Change {
             warning: self.warning(step, &now),
@@ -146,6 +171,7 @@ impl Learning {
                 self.dead.entry(name.clone()).or_insert(Span { first_step: step, last_step: step, steps: 0 });
             (span.last_step, span.steps) = (step, span.steps + 1);
         }
+        self.lost_updates.extend(self.now.lost_updates.iter().cloned());
         for operand in &self.now.lost {
             if !self.lost.iter().any(|(_, known)| is_same(known, operand)) {
                 self.lost.push((step, operand.clone()));
@@ -185,6 +211,7 @@ impl Learning {
             ));
         }
         parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
+        parts.extend(told_of_updates(self.now.without_update, all, self.now.lost_updates.first()));
         let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
         if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {
             let experts = if unused == 1 { "expert" } else { "experts" };
@@ -205,6 +232,7 @@ impl Learning {
             updates: self.updates,
             dead: dead.collect(),
             lost: self.lost.iter().map(|(_, lost)| lost.clone()).collect(),
+            lost_updates: self.lost_updates.clone(),
             unused_experts: self
                 .unused
                 .iter()
@@ -220,10 +248,14 @@ impl Learning {
         let places = |state: &NotLearning| {
             state.lost.iter().map(|lost| (lost.linear.clone(), lost.operand.clone())).collect::<Vec<_>>()
         };
-        let found = |state: &NotLearning| state.without_gradient > 0 || !state.lost.is_empty();
+        let found = |state: &NotLearning| {
+            state.without_gradient > 0 || state.without_update > 0 || !state.lost.is_empty()
+        };
+        let parts = |state: &NotLearning| (state.without_gradient, state.without_update, places(state));
         (found(now) || found(&self.now))
-            && (now.without_gradient, &now.dead, places(now))
-                != (self.now.without_gradient, &self.now.dead, places(&self.now))
+            && (parts(now) != parts(&self.now)
+                || now.dead != self.now.dead
+                || now.lost_updates != self.now.lost_updates)
     }
 
     /// Experts that were chosen neither before nor in this step; `None` in a model without experts.
@@ -249,7 +281,9 @@ impl Learning {
             let count = if new.len() == now.dead.len() { now.without_gradient } else { new.len() };
             format!("{count} of {} parameters have a gradient of 0 (first: {first})", now.parameters)
         });
-        let parts: Vec<String> = dead.into_iter().chain(told_of_lost(&lost)).collect();
+        let updates = now.lost_updates.iter().find(|name| !self.lost_updates.contains(*name));
+        let updates = told_of_updates(now.without_update, now.parameters, updates);
+        let parts: Vec<String> = dead.into_iter().chain(told_of_lost(&lost)).chain(updates).collect();
         (!parts.is_empty()).then(|| format!("step {step}: {}", parts.join("; ")))
     }
 }
@@ -264,6 +298,12 @@ fn told_of_lost(lost: &[&LostOperand]) -> Option<String> {
         n => format!("{n} operands"),
     };
     Some(format!("{count} lost the signal in rounding (first: {linear}, {operand} in {format}{ratio})"))
+}
+
+/// Says of how many parameters updates change no weight, if there is a `first`.
+fn told_of_updates(count: usize, all: usize, first: Option<&String>) -> Option<String> {
+    let first = first?;
+    Some(format!("the updates of {count} of {all} parameters change next to no weight (first: {first})"))
 }
 
 fn is_same(a: &LostOperand, b: &LostOperand) -> bool {
@@ -340,6 +380,29 @@ mod tests {
         let mut learning = Learning::default();
         (1..4).for_each(|step| learning.add(step, false, (None, None)));
         assert!(learning.summary().unwrap().starts_with("no step updated the weights"));
+    }
+
+    /// Updates are looked for in some steps; what was found holds until the next look.
+    #[test]
+    fn lost_updates_are_told_and_stay_between_looks() {
+        let of = |lost: Option<&[&str]>| StepSignals {
+            lost_updates: lost.map(|names| names.iter().map(|name| (*name).to_owned()).collect()),
+            ..signals(&[])
+        };
+        let (learning, warnings, lines) =
+            run(&[of(None), of(Some(&["a", "b"])), of(None), of(Some(&["a", "b"])), of(None)]);
+        let told = "the updates of 2 of 5 parameters change next to no weight (first: a)";
+        assert_eq!((warnings, lines), (vec![format!("step 2: {told}")], 1));
+        assert_eq!(learning.summary().as_deref(), Some(told));
+        assert_eq!(learning.report(5).lost_updates, ["a", "b"].map(str::to_owned).into());
+        assert!(!learning.is_failing(), "no operand is at fault");
+        let (learning, warnings, lines) = run(&[of(Some(&["a"])), of(Some(&[])), of(Some(&["b"]))]);
+        assert_eq!((warnings.len(), lines), (2, 3));
+        assert!(
+            learning.summary().unwrap().ends_with("1 of 5 parameters change next to no weight (first: b)")
+        );
+        let (learning, ..) = run(&[of(Some(&["a"])), of(Some(&[]))]);
+        assert_eq!(learning.summary(), None);
     }
 
     #[test]

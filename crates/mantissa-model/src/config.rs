@@ -159,6 +159,13 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
+/// Returns the ids of `first` and those of `second` that it lacks.
+fn union(mut first: Vec<u32>, second: Vec<u32>) -> Vec<u32> {
+    let more: Vec<u32> = second.into_iter().filter(|id| !first.contains(id)).collect();
+    first.extend(more);
+    first
+}
+
 impl ModelConfig {
     /// Parses and checks the contents of `config.json`. `file` is the name that errors give.
     ///
@@ -258,10 +265,7 @@ impl ModelConfig {
             head_bias: architecture.head_bias,
             bare_names: false,
             bos_token_id: fields.token("bos_token_id")?.or(root.token("bos_token_id")?),
-            eos_token_ids: match fields.tokens("eos_token_id")? {
-                none if none.is_empty() => root.tokens("eos_token_id")?,
-                some => some,
-            },
+            eos_token_ids: union(fields.tokens("eos_token_id")?, root.tokens("eos_token_id")?),
         })
     }
 
@@ -291,12 +295,16 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Returns the end tokens that `generation_config.json` states.
+    /// Returns the end tokens that `generation_config.json` or `config.json` states, in the text model's part too.
     ///
     /// # Errors
     /// [`ConfigError`] for values that are not token ids.
     pub fn end_tokens(value: &Value, file: &str) -> Result<Vec<u32>, ConfigError> {
-        Fields::root(file, value)?.tokens("eos_token_id")
+        let own = Fields::root(file, value)?.tokens("eos_token_id")?;
+        match value.get(TEXT_CONFIG).filter(|text| text.is_object()) {
+            Some(text) => Ok(union(own, Fields::root(file, text)?.tokens("eos_token_id")?)),
+            None => Ok(own),
+        }
     }
 
     /// Turns the head's outputs into logits: multiplies them by [`logit_scale`](Self::logit_scale) and caps them.

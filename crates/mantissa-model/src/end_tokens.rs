@@ -58,22 +58,41 @@ fn read_special(dir: &Path) -> Special {
 pub(crate) fn with_generation(dir: &Path, config: &[u32], generation: &[u32]) -> EndTokens {
     let mut tokens = EndTokens::default();
     let place = |name: &str| Source::Field(format!("{name}: eos_token_id"));
-    let special: Vec<_> = read_special(dir).added_tokens.into_iter().filter(|token| token.special).collect();
+    let added = read_special(dir).added_tokens;
+    let special: Vec<&Added> = added.iter().filter(|token| token.special).collect();
     let ids: BTreeSet<u32> = special.iter().map(|token| token.id).collect();
     tokens.add(&place("generation_config.json"), generation.iter().copied());
     let is_meant = |id: &u32| generation.is_empty() || generation.contains(id) || ids.contains(id);
     tokens.add(&place("config.json"), config.iter().copied().filter(is_meant));
-    if let Ok(Some(own)) = read_json(&dir.join("tokenizer_config.json")) {
+    // transformers reads the second file where the first does not state the token.
+    for file in ["tokenizer_config.json", "special_tokens_map.json"] {
+        let Ok(Some(own)) = read_json(&dir.join(file)) else { continue };
         let text = match &own["eos_token"] {
             Value::Object(token) => token.get("content").and_then(Value::as_str),
             token => token.as_str(),
         };
-        let end = special.iter().find(|token| Some(token.content.as_str()) == text);
-        tokens.add(&Source::Field("tokenizer_config.json: eos_token".into()), end.map(|token| token.id));
+        let Some(text) = text else { continue };
+        let end = added.iter().find(|token| token.content == text).map(|token| token.id);
+        let end = end.or_else(|| in_vocabulary(dir, text));
+        tokens.add(&Source::Field(format!("{file}: eos_token")), end);
+        break;
     }
     tokens.add_named(special.iter().map(|token| (token.id, token.content.as_str())));
-    let text = |id: u32| special.iter().find(|token| token.id == id).map(|token| token.content.clone());
+    let text = |id: u32| added.iter().find(|token| token.id == id).map(|token| token.content.clone());
     tokens.with_texts(text)
+}
+
+/// Returns the id of a token of the vocabulary that is no added token.
+fn in_vocabulary(dir: &Path, text: &str) -> Option<u32> {
+    let bytes = regular::read_optional(&dir.join("tokenizer.json"), MAX_TOKENIZER, "a tokenizer.json");
+    let file: Value = serde_json::from_slice(&bytes.ok()??).ok()?;
+    let id = match &file["model"]["vocab"] {
+        Value::Object(vocabulary) => vocabulary.get(text)?.as_u64()?,
+        // Of a unigram model: pieces with scores.
+        Value::Array(pieces) => pieces.iter().position(|piece| piece[0] == text)? as u64,
+        _ => return None,
+    };
+    u32::try_from(id).ok()
 }
 
 #[cfg(test)]
@@ -109,6 +128,20 @@ mod tests {
         assert_eq!(tokens(&[TOKENIZER, own], &[]), [2, 5]);
         let own = ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
         assert_eq!(tokens(&[TOKENIZER, own], &[]), [2, 5]);
+        // An added token that is not special, and one of the vocabulary alone.
+        let own = ("tokenizer_config.json", r#"{"eos_token": "<|end|>"}"#);
+        assert_eq!(tokens(&[TOKENIZER, own], &[]), [6, 5]);
+        for vocab in [r#"{"a": 0, "END": 7}"#, r#"[["a", 0], ["END", -1.5]]"#] {
+            let file = format!(r#"{{"model": {{"vocab": {vocab}}}, "added_tokens": []}}"#);
+            let own = ("tokenizer_config.json", r#"{"eos_token": "END"}"#);
+            let expected = if vocab.starts_with('{') { 7 } else { 1 };
+            assert_eq!(tokens(&[("tokenizer.json", file.as_str()), own], &[]), [expected]);
+        }
+        // The other file of special tokens, if the first says nothing.
+        let map = ("special_tokens_map.json", r#"{"eos_token": {"content": "<s>"}}"#);
+        assert_eq!(tokens(&[TOKENIZER, map], &[]), [1, 5]);
+        assert_eq!(tokens(&[TOKENIZER, own, map], &[]), [6, 5]);
+        assert_eq!(tokens(&[TOKENIZER, ("tokenizer_config.json", "{}"), map], &[]), [1, 5]);
     }
 
     #[test]

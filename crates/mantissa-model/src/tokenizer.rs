@@ -100,14 +100,18 @@ impl Tokenizer {
         let config = read_json(&dir.join("config.json"))?;
         let field = |name: &str| config.as_ref()?.get(name)?.as_u64();
         let own = read_json(&dir.join("tokenizer_config.json"))?;
-        let bos = own
-            .as_ref()
-            .and_then(|own| special_text(own, "bos_token"))
-            .and_then(|text| inner.token_to_id(&text))
+        let mut special = own.as_ref().map(special_tokens).unwrap_or_default();
+        // transformers reads this file where the other does not name a token.
+        let map = read_json(&dir.join("special_tokens_map.json"))?;
+        for (name, text) in map.as_ref().map(special_tokens).unwrap_or_default() {
+            special.entry(name).or_insert(text);
+        }
+        let bos = special
+            .get("bos_token")
+            .and_then(|text| inner.token_to_id(text))
             .or_else(|| field("bos_token_id").and_then(|id| u32::try_from(id).ok()));
         let vocab_size = field("vocab_size").and_then(|n| usize::try_from(n).ok());
         let templates = ChatTemplates::load(dir, own.as_ref())?;
-        let special = own.as_ref().map(special_tokens).unwrap_or_default();
         Ok(Tokenizer { inner, path, bos, vocab_size, templates, special, max_text })
     }
 
@@ -125,11 +129,11 @@ impl Tokenizer {
         let file = mantissa_store::Gguf::open(path)?;
         let metadata = file.metadata();
         let (inner, max_text) = load_checked(path, gguf::tokenizer_json(metadata)?)?;
-        let bos = metadata.uint("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok());
+        let special = gguf::special_tokens(metadata)?;
+        let bos = special.get("bos_token").and_then(|text| inner.token_to_id(text));
         let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
         let template = metadata.text("tokenizer.chat_template")?;
         let templates = template.map(|text| ChatTemplates::of(text.to_owned())).unwrap_or_default();
-        let special = gguf::special_tokens(metadata)?;
         Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, templates, special, max_text })
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, Role, StoredAs, TensorInfo, load_config};
 use mantissa_num::pack::transpose;
 use mantissa_store::convention::gguf::DenseTensor;
-use mantissa_store::convention::{ComputedTensor, ModelFiles};
+use mantissa_store::convention::{ComputedTensor, ModelFiles, Weight};
 use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
@@ -108,6 +108,25 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
         notes.extend(other_parts(&files, &config, &mut kept, &mut computed));
     }
     Ok(again.with_computed(|name| kept.contains(name), computed, presented, notes))
+}
+
+/// Presents a folder with a quantized embedding or head as [`dequantized_source`] does: a conversion that rounds the layers again
+/// decodes both. Other models are returned unchanged.
+///
+/// # Errors
+/// As [`dequantized_source`].
+pub fn decoded_tables_source(files: ModelFiles) -> Result<ModelFiles> {
+    if files.gguf().is_some() || !files.is_quantized() {
+        return Ok(files);
+    }
+    let config = load_config(&files)?;
+    let stored = |module: &str| !files.is_dense(&format!("{module}.weight"));
+    for table in config.tables().into_iter().filter(|table| stored(&table.module)) {
+        if matches!(weight_of(&files, &table)?.weight, Weight::Quantized(_)) {
+            return dequantized_source(files);
+        }
+    }
+    Ok(files)
 }
 
 /// Adds the tensors that the text model does not use: those in floats or integers as they are, quantized weights with

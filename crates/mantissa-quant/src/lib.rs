@@ -68,7 +68,7 @@ use mantissa_methods::{dequantize, error_stats, orthogonal};
 pub use cache_scales::of_source as stored_kv_scheme;
 
 pub use convert::Changes;
-pub use dense_source::{dense_source, dequantized_source};
+pub use dense_source::{decoded_tables_source, dense_source, dequantized_source};
 pub use error::{Exceeded, GateFailure, MixError, NotVerified, QuantError, Result, Unfinished};
 pub use error_gate::{Judgement, Output, Windows};
 pub use error_stats::{ErrorReport, ErrorStats};

@@ -231,6 +231,9 @@ pub struct Figures {
     /// `kl` with the embedding and head of the source, if the recipe quantizes one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl_without_tables: Option<f64>,
+    /// Note on the errors, if they are no standard errors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Deserializes null as NaN: the standard error of a single position is NaN, which JSON cannot express.

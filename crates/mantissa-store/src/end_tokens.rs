@@ -1,7 +1,7 @@
 //! End tokens: the tokens after which a model has finished its text or turn.
 //!
-//! Five places state them: `config.json`, `generation_config.json` and `tokenizer_config.json` of a folder, the keys of a
-//! GGUF file, and names that every publisher gives to such tokens. A model stops at the union.
+//! Five places state them: `config.json`, `generation_config.json` and `tokenizer_config.json` (or `special_tokens_map.json`) of
+//! a folder, the keys of a GGUF file, and names that every publisher gives to such tokens. A model stops at the union.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub const GGUF_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
 /// Names of end tokens, by which llama.cpp finds them too (`llama-vocab.cpp`).
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 20] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -34,14 +34,28 @@ pub const NAMES: [&str; 18] = [
     "[EOS]",
     "<｜end▁of▁sentence｜>",
     "<end_of_utterance>",
+    // The result of a tool follows (Gemma 4).
+    "<|tool_response>",
+    // MiniMax-M2.
+    "[e~[",
 ];
 
-/// Returns the tokens `(id, text)` that are named like end tokens. In the format of gpt-oss `<|end|>` ends a message
-/// only, and others end the turn.
+/// Names of tokens that end a text where nothing else states an end: they separate texts, and in some vocabularies are markup.
+const LAST: [&str; 2] = ["</s>", "<eos>"];
+
+/// End of a text in a GGUF file without its key, by the kind of tokenizer, if it is a control token (`llama-vocab.cpp`).
+const DEFAULTS: [(&str, u32); 2] = [("llama", 2), ("gpt2", 11)];
+
+/// Type of a control token (`tokenizer.ggml.token_type`).
+const CONTROL: u64 = 3;
+
+/// Returns the tokens `(id, text)` that are named like end tokens. In the formats of gpt-oss and Solar Open `<|end|>` ends a
+/// message only, and others end the turn.
 pub fn named<'a>(tokens: impl IntoIterator<Item = (u32, &'a str)>) -> impl Iterator<Item = (u32, &'a str)> {
     let named: Vec<_> = tokens.into_iter().filter(|(_, text)| NAMES.contains(text)).collect();
     let has = |name: &str| named.iter().any(|(_, text)| *text == name);
-    let has_turns = has("<|return|>") && has("<|call|>");
+    let has_calls = has("<|call|>") || has("<|calls|>");
+    let has_turns = has_calls && (has("<|return|>") || has("<|flush|>"));
     named.into_iter().filter(move |(_, text)| *text != "<|end|>" || !has_turns)
 }
 
@@ -99,9 +113,15 @@ impl EndTokens {
         }
     }
 
-    /// Adds those of the special tokens `(id, text)` that [`named`] finds.
+    /// Adds those of the special tokens `(id, text)` that [`named`] finds; if there is no end token then, those that separate
+    /// texts.
     pub fn add_named<'a>(&mut self, special: impl IntoIterator<Item = (u32, &'a str)>) {
-        self.add(&Source::Name, named(special).map(|(id, _)| id));
+        let special: Vec<_> = special.into_iter().collect();
+        self.add(&Source::Name, named(special.iter().copied()).map(|(id, _)| id));
+        if self.list.is_empty() {
+            let last = special.iter().filter(|(_, text)| LAST.contains(text));
+            self.add(&Source::Name, last.map(|(id, _)| *id));
+        }
     }
 
     /// Reads the end tokens of a GGUF file.
@@ -116,12 +136,20 @@ impl EndTokens {
             let id = metadata.uint(key)?.and_then(|id| u32::try_from(id).ok());
             tokens.add(&Source::Field(key.into()), id);
         }
-        let array = |key: &str| metadata.get(key).and_then(Value::as_array).unwrap_or_default();
-        let texts = array("tokenizer.ggml.tokens").iter().map(|text| text.as_str().unwrap_or_default());
-        let types = array("tokenizer.ggml.token_type").iter().map(|ty| ty.as_u64().unwrap_or_default());
-        let special = (0..).zip(texts.zip(types)).filter(|(_, (_, ty))| SPECIAL.contains(ty));
-        tokens.add_named(special.map(|(id, (text, _))| (id, text)));
-        let texts = array("tokenizer.ggml.tokens");
+        let array = |key: &str| metadata.get(key).and_then(Value::as_array);
+        let texts = array("tokenizer.ggml.tokens").unwrap_or_default();
+        let types = array("tokenizer.ggml.token_type");
+        let type_of = |id: u32| types.and_then(|types| types.get(id as usize)?.as_u64());
+        if metadata.get(GGUF_KEYS[0]).is_none() {
+            let kind = metadata.text("tokenizer.ggml.model")?;
+            let default = DEFAULTS.iter().find(|(of, id)| Some(*of) == kind && type_of(*id) == Some(CONTROL));
+            let place = Source::Field("tokenizer.ggml.model: the default".into());
+            tokens.add(&place, default.map(|(_, id)| *id));
+        }
+        // A file without types does not say which tokens are plain text.
+        let is_special = |id: u32| types.is_none() || type_of(id).is_some_and(|ty| SPECIAL.contains(&ty));
+        let special = (0..).zip(texts).filter(|(id, _)| is_special(*id));
+        tokens.add_named(special.map(|(id, text)| (id, text.as_str().unwrap_or_default())));
         Ok(tokens.with_texts(|id| Some(texts.get(id as usize)?.as_str()?.to_owned())))
     }
 
@@ -172,6 +200,7 @@ impl EndTokens {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -195,6 +224,50 @@ mod tests {
         let mut tokens = EndTokens::default();
         tokens.add_named([(1, "<|end|>")]);
         assert_eq!(tokens.ids(), [1]);
+        for turns in [["<|calls|>", "<|flush|>"], ["<|calls|>", "<|return|>"]] {
+            let mut tokens = EndTokens::default();
+            tokens.add_named([(1, "<|end|>"), (2, turns[0]), (3, turns[1])]);
+            assert_eq!(tokens.ids(), [2, 3], "{turns:?}");
+        }
+    }
+
+    #[test]
+    fn what_separates_texts_ends_one_where_nothing_else_does() {
+        let mut tokens = EndTokens::default();
+        tokens.add_named([(1, "<s>"), (2, "</s>")]);
+        assert_eq!(tokens.ids(), [2]);
+        let mut tokens = EndTokens::default();
+        tokens.add_named([(2, "</s>"), (3, "[e~["), (4, "<eos>")]);
+        assert_eq!(tokens.ids(), [3]);
+    }
+
+    /// Metadata of three tokens, with these types.
+    fn metadata(kind: &str, texts: [&str; 3], types: Option<[i32; 3]>, eos: Option<u32>) -> Metadata {
+        let mut pairs = vec![
+            ("tokenizer.ggml.model".to_owned(), Value::String(kind.into())),
+            ("tokenizer.ggml.tokens".to_owned(), Value::strings(texts.map(str::to_owned))),
+        ];
+        let types =
+            types.map(|types| Value::Array(crate::gguf::ValueType::I32, types.map(Value::I32).to_vec()));
+        pairs.extend(types.map(|types| ("tokenizer.ggml.token_type".to_owned(), types)));
+        pairs.extend(eos.map(|id| (GGUF_KEYS[0].to_owned(), Value::U32(id))));
+        Metadata::from_pairs(std::path::Path::new("m.gguf"), pairs)
+    }
+
+    #[test]
+    fn a_file_without_a_key_has_the_default_of_its_tokenizer() {
+        let ids = |kind: &str, texts, types, eos| {
+            EndTokens::of_metadata(&metadata(kind, texts, types, eos)).unwrap().ids()
+        };
+        let plain = ["<unk>", "<s>", "end"];
+        assert_eq!(ids("llama", plain, Some([2, 3, 3]), None), [2]);
+        assert_eq!(ids("llama", plain, Some([2, 3, 3]), Some(1)), [1], "the key is what counts");
+        assert!(ids("llama", plain, Some([2, 3, 1]), None).is_empty(), "a plain token ends nothing");
+        assert!(ids("gpt2", plain, Some([2, 3, 3]), None).is_empty());
+        let named = ["a", "<|im_end|>", "b"];
+        assert_eq!(ids("gpt2", named, Some([1, 3, 1]), None), [1]);
+        assert!(ids("gpt2", named, Some([1, 1, 1]), None).is_empty());
+        assert_eq!(ids("gpt2", named, None, None), [1], "no types");
     }
 
     #[test]

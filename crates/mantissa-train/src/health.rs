@@ -3,10 +3,10 @@
 
 mod gemms;
 mod lost;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mantissa_model::graph::NormKind;
@@ -21,6 +21,7 @@ pub use gemms::{GemmHealth, GemmState};
 pub(crate) use lost::LostSignals;
 pub use lost::{LOST_DB, LOST_SHARE, LostOperand};
 use lost::{of_side, side_of};
+pub(crate) use updates::WeightCounts;
 
 /// Operator of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,61 +199,6 @@ impl Sums {
         self.underflowed += under;
         self.saturated += over;
         self.count += values.len() as u64;
-    }
-}
-
-/// Counts over the weights of a parameter in an update, shared by threads.
-#[derive(Debug, Default)]
-pub(crate) struct WeightCounts {
-    /// Bits of the largest magnitude; for non-negative floats, bit order equals value order.
-    amax: AtomicU32,
-    underflowed: AtomicU64,
-    saturated: AtomicU64,
-    changed: AtomicU64,
-    /// Sums of squares of updates and weights, by the first index of their piece: threads finish in any order.
-    squares: Mutex<BTreeMap<u64, (f64, f64)>>,
-}
-
-impl WeightCounts {
-    /// Counts some weights, given their f32 values and the working copy before and after the update.
-    pub(crate) fn add(&self, exact: &[f32], before: &[f32], after: &[f32]) {
-        let (mut amax, mut under, mut over, mut changed) = (0f32, 0, 0, 0);
-        for ((exact, before), after) in exact.iter().zip(before).zip(after) {
-            amax = amax.max(exact.abs());
-            under += u64::from(*exact != 0.0 && *after == 0.0);
-            over += u64::from(exact.is_finite() && after.is_infinite());
-            changed += u64::from(before.to_bits() != after.to_bits());
-        }
-        self.amax.fetch_max(amax.to_bits(), Ordering::Relaxed);
-        self.underflowed.fetch_add(under, Ordering::Relaxed);
-        self.saturated.fetch_add(over, Ordering::Relaxed);
-        self.changed.fetch_add(changed, Ordering::Relaxed);
-    }
-
-    /// Adds the sums of squares of the updates and of the weights before them of the piece from index `first` on.
-    pub(crate) fn add_squares(&self, first: u64, updates: f64, weights: f64) {
-        lock(&self.squares).insert(first, (updates, weights));
-    }
-
-    /// Sums of squares of the update and of the weights before it.
-    pub(crate) fn squares(&self) -> (f64, f64) {
-        lock(&self.squares).values().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
-    }
-
-    /// Returns the health of parameter `tensor` with `n` weights; `grad_amax` and `grad_norm` are of its gradient.
-    pub(crate) fn health(&self, tensor: &str, n: usize, (grad_amax, grad_norm): (f32, f64)) -> WeightHealth {
-        let share = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / n.max(1) as f64;
-        let (updates, weights) = self.squares();
-        WeightHealth {
-            tensor: tensor.to_owned(),
-            amax: finite(f32::from_bits(self.amax.load(Ordering::Relaxed))),
-            grad_amax: finite(grad_amax),
-            grad_norm: Some(grad_norm).filter(|norm| norm.is_finite()),
-            update_ratio: Some((updates / weights).sqrt()).filter(|ratio| ratio.is_finite()),
-            underflowed: share(&self.underflowed),
-            saturated: share(&self.saturated),
-            changed: share(&self.changed),
-        }
     }
 }
 

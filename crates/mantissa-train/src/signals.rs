@@ -10,7 +10,7 @@
 
 use mantissa_model::Role;
 
-use crate::health::LostOperand;
+use crate::health::{LostOperand, WeightCounts};
 use crate::lora::{A, B};
 use crate::model::TrainModel;
 use crate::param_table::ParamInfo;
@@ -27,6 +27,8 @@ pub struct StepSignals {
     pub lost: Vec<LostOperand>,
     /// True in a step with telemetry.
     pub measured: bool,
+    /// Matrices with a gradient whose updates changed next to no weight; `None` in a step that did not look for them.
+    pub lost_updates: Option<Vec<String>>,
     /// Layers with experts, each with those that no token chose.
     pub idle: Vec<(usize, Vec<usize>)>,
 }
@@ -47,8 +49,25 @@ impl TrainModel {
             dead,
             lost: self.lost_operands(),
             measured: false,
+            lost_updates: None,
             idle: idle.collect(),
         }
+    }
+
+    /// Lists the matrices with a gradient next to none of whose updates, counted in `counts`, changed a weight: they are 0, or lost
+    /// when the weights are `rounded` without a master copy. `rates` are the factors of the learning rate. Vectors are left out: norm
+    /// weights near 1 in bf16 take no step below 0.002.
+    pub(crate) fn lost_updates(&self, counts: &[WeightCounts], rates: &[f64], rounded: bool) -> Vec<String> {
+        let all = self.params.table().iter().zip(counts).zip(rates);
+        let lost = all.filter(|((param, counts), rate)| {
+            param.tensor.shape.len() > 1
+                && **rate > 0.0
+                && ((rounded && counts.loses_updates())
+                    || (counts.is_still()
+                        && self.grads.holds(&param.range)
+                        && !self.grads.get(param.range.clone()).is_zero()))
+        });
+        lost.map(|((param, _), _)| param.tensor.name.clone()).collect()
     }
 
     /// Lists the operands that lost their signal so far in the step.

@@ -50,6 +50,8 @@ pub struct Trainer {
     pub(crate) progress: Progress,
     /// What did not learn in the last step; `None` if it was skipped.
     signals: Option<StepSignals>,
+    /// True once a step looked for lost updates.
+    looked: bool,
 }
 
 /// Progress of a run.
@@ -124,6 +126,7 @@ impl Trainer {
             samples: Vec::new(),
             progress,
             signals: None,
+            looked: false,
         })
     }
 
@@ -236,6 +239,17 @@ impl Trainer {
         Ok((report, UpdateSize { step: report.step, lr: report.lr, ratio }))
     }
 
+    /// Returns counts of the step's updates if it is the first near the peak of the learning rate.
+    fn look_for_lost_updates(&self, lr: f64) -> Option<Vec<WeightCounts>> {
+        let wanted = !self.looked && self.is_near_peak(lr);
+        wanted.then(|| self.model.params.table().iter().map(|_| WeightCounts::default()).collect())
+    }
+
+    /// True for a learning rate of at least half of its peak: the small updates of a warm-up or decay may be lost in a sound run.
+    fn is_near_peak(&self, lr: f64) -> bool {
+        lr > 0.0 && lr >= self.options.schedule.peak / 2.0
+    }
+
     fn counted_step(&mut self, counts: Option<&[WeightCounts]>) -> Result<StepReport, TrainError> {
         let step = self.progress.steps + 1;
         let loss_scale = self.loss_scale();
@@ -243,7 +257,9 @@ impl Trainer {
             self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
         let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
         // Before the update, which changes the weights.
-        let signals = self.model.signals(loss);
+        let mut signals = self.model.signals(loss);
+        let own = counts.is_none().then(|| self.look_for_lost_updates(lr)).flatten();
+        let counts = counts.or(own.as_deref());
         let norm = match self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts) {
             Ok(norm) => Some(norm),
             Err(TrainError::NonFinite { .. }) => {
@@ -252,6 +268,11 @@ impl Trainer {
             }
             Err(error) => return Err(error),
         };
+        if let Some(counts) = counts.filter(|_| norm.is_some() && self.is_near_peak(lr)) {
+            self.looked = true;
+            let (rates, rounded) = (self.optimizer.rates(), self.optimizer.rounds_updates());
+            signals.lost_updates = Some(self.model.lost_updates(counts, rates, rounded));
+        }
         let scale_event = self.scaler.as_mut().and_then(|scaler| scaler.update(norm.is_none()));
         self.signals = norm.map(|_| signals);
         if norm.is_none() {

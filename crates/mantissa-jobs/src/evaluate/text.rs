@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use mantissa_eval::stats::note;
 use mantissa_eval::{Comparison, Evaluation, Sequence};
 use mantissa_model::Decoder;
 use mantissa_store::{Dtype, Output, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
@@ -40,6 +41,9 @@ pub struct TextEvaluation {
     pub tokens: u64,
     /// Number of windows.
     pub windows: usize,
+    /// Note on the errors, if they are no standard errors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// Reference as named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<PathBuf>,
@@ -92,6 +96,7 @@ pub(super) fn run(
         ppl: result.ppl,
         tokens: result.tokens,
         windows: result.windows.len(),
+        note: note(result.windows.len()),
         reference: job.reference.as_ref().map(ModelPath::named).map(Into::into),
         reference_format: models.quantized_reference(host),
         comparison: result.comparison,

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use mantissa_store::{json, sealed};
 use mantissa_train::autopsy::Autopsy;
 use mantissa_train::config::RunConfig;
-use mantissa_train::{TrainError, Trainer, UpdateSize};
+use mantissa_train::{LostOperand, TrainError, Trainer, UpdateSize};
 use serde::{Deserialize, Serialize};
 
 use super::setup::Setup;
 use super::source;
 use super::start::StartMode;
-use super::train_loop::decaying;
+use super::train_loop::{decaying, examinable};
 use crate::embedded;
 use crate::error::{BadInput, Result};
 use crate::host::Host;
@@ -82,10 +82,53 @@ impl TrainAutopsy {
         }
         let name = config.display().to_string();
         let settings = RunConfig::parse(&name, &read_settings(&config)?, &[])?;
+        self.require_examinable(&settings)?;
         let base = base(&self.run, &settings)?;
         let chosen = Chosen::new(&self.run, self.step)?;
         let setup = Setup::new(&settings, &name, &base, StartMode::Resume, host)?;
         Ok(Subject { settings, chosen, setup })
+    }
+}
+
+impl TrainAutopsy {
+    /// Refuses a run whose step cannot be replayed, before anything is; the fix begins with the operand that its log names.
+    fn require_examinable(&self, settings: &RunConfig) -> Result<()> {
+        if examinable(settings) {
+            return Ok(());
+        }
+        let (field, found, allowed, other) = if settings.adapter.is_some() {
+            (
+                "adapter",
+                "an adapter on frozen weights",
+                "a run that trains all weights, because a step is replayed with all weights in f32",
+                "rerun it with --adapter none, and examine that run",
+            )
+        } else if settings.distill.is_some() {
+            (
+                "distill",
+                "the loss on a teacher's predictions",
+                "a run on the tokens of a text, whose loss a step is replayed with",
+                "run mantissa finetune --adapter none on the same data and policy, and examine that run",
+            )
+        } else {
+            (
+                "precision.fprop.w.scales",
+                "learned scales",
+                "scales that follow from the weights, because a step is replayed with operands apart",
+                "rerun it with a scheme whose scales are not learned, and examine that run",
+            )
+        };
+        let mut learning = Learning::default();
+        read_log(&self.run)?.iter().for_each(|line| line.tell(&mut learning));
+        let fix = match learning.first_lost() {
+            Some(LostOperand { linear, operand, .. }) => format!(
+                "--set 'precision.{}=\"bf16\"', as {operand} of {linear} lost its signal; or {other}",
+                operand.replace(' ', ".")
+            ),
+            None => other.to_owned(),
+        };
+        let what = format!("{}: {field}", self.run.display());
+        Err(BadInput::new(what, found, allowed).with_fix(fix).into())
     }
 }
 
@@ -172,14 +215,7 @@ struct Chosen {
 
 impl Chosen {
     fn new(run: &Path, step: Option<u64>) -> Result<Self> {
-        let mut log = Vec::new();
-        let path = run.join(LOG);
-        if path.is_file() {
-            json_lines::read(&path, |line: LogLine| {
-                log.push(line);
-                Ok(())
-            })?;
-        }
+        let log = read_log(run)?;
         let last = log.last().map_or(0, |line| line.step);
         if let Some(step) = step {
             if step == 0 || step > last + 1 {
@@ -236,6 +272,18 @@ impl Chosen {
         let why = format!("{what}: {:.3} after {:.3} (smoothed)", spike.loss, before.smoothed_loss);
         (is_spike || has_risen).then_some(Chosen { step: spike.step, why, decay })
     }
+}
+
+/// Reads the log of a run; empty without one.
+fn read_log(run: &Path) -> Result<Vec<LogLine>> {
+    let (mut log, path) = (Vec::new(), run.join(LOG));
+    if path.is_file() {
+        json_lines::read(&path, |line: LogLine| {
+            log.push(line);
+            Ok(())
+        })?;
+    }
+    Ok(log)
 }
 
 /// Returns the steps at which the planned decay of a timed run begins and ends, from its log.
@@ -352,6 +400,7 @@ mod tests {
             without_gradient: 2,
             dead: vec!["b".to_owned(), "a".to_owned()],
             lost: Vec::new(),
+            ..NotLearning::default()
         });
         let found = Chosen::find(&dead, "done").unwrap();
         assert_eq!(found.step, 5);

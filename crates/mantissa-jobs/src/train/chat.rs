@@ -177,7 +177,7 @@ fn read(
 /// `dir`, or with the given one if it has none.
 ///
 /// # Errors
-/// As [`Conversations::read`].
+/// As [`Conversations::read`] and [`Conversations::require_lines`].
 pub fn conversations(
     files: &[PathBuf],
     dir: &Path,
@@ -207,5 +207,7 @@ pub fn conversations(
             Err(error) => return Err(failed.unwrap_or_else(|| error.into())),
         }
     }
+    let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    all.require_lines(&names.join(", "), length)?;
     Ok(all)
 }

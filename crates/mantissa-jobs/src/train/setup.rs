@@ -18,6 +18,7 @@ use super::start::StartMode;
 use super::teacher::open_teacher;
 use super::vocabulary::Vocabulary;
 use crate::error::{BadInput, Result};
+use crate::escape::quoted;
 use crate::host::Host;
 use crate::memory;
 
@@ -68,9 +69,10 @@ impl Setup {
         how: StartMode,
         host: &Host,
     ) -> Result<Self> {
-        let (mut config_json, place) = architecture(settings, file, base)?;
         let adapts = settings.adapter.is_some();
+        // Before the configuration, which a GGUF file has elsewhere.
         let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir), adapts)).transpose()?;
+        let (mut config_json, place) = architecture(settings, file, base)?;
         if let Some(files) = init.as_ref().filter(|_| settings.model.config.is_none()) {
             config_json = of_weights(files, config_json)?;
         }
@@ -316,17 +318,39 @@ fn tokenizer(dir: &Path, host: &Host) -> Result<Tokenizer> {
     Ok(Tokenizer::load(dir)?)
 }
 
-/// Opens the initial model in `dir`, which may be quantized if only adapters train.
+/// Opens the initial model in `dir`, whose layers may be quantized if only adapters train.
 fn initial(dir: &Path, adapts: bool) -> Result<ModelFiles> {
     let files = ModelFiles::open(dir)?;
-    if (files.is_quantized() && !adapts) || files.gguf().is_some() {
+    let refused = |found: String, allowed: &str, fix: String| {
+        Err(BadInput::new(format!("{}: model.init", dir.display()), found, allowed).with_fix(fix).into())
+    };
+    let decode = format!("mantissa convert {} --format native --requantize bf16 --out FOLDER", quoted(dir));
+    if files.gguf().is_some() {
+        let fix = format!("{decode}, and train an adapter on FOLDER; it fits this file too");
+        return refused("a GGUF file".to_owned(), "a model folder", fix);
+    }
+    if files.is_quantized() && !adapts {
         let found = format!("weights in format {}", files.convention_name());
-        let error = BadInput::new(format!("{}: model.init", dir.display()), found, "a dense model folder");
-        return Err(error.with_fix("set model.init to the folder that it was quantized from").into());
+        let fix =
+            "set model.init to the folder that it was quantized from, or train an adapter (--adapter lora)";
+        return refused(found, "a dense model folder", fix.to_owned());
+    }
+    if let Some(table) = quantized_table(&files)? {
+        let fix = format!("{decode}, which decodes it, and train on FOLDER");
+        return refused(format!("a quantized {table}"), "an unquantized embedding and head", fix);
     }
     // The history goes into the trained model's manifest, which is written last; a bad one must fail now.
     Manifest::history(files.dir())?;
     Ok(files)
+}
+
+/// Returns the embedding or head of a quantized folder if it is quantized too: training reads both in floats.
+fn quantized_table(files: &ModelFiles) -> Result<Option<String>> {
+    if !files.is_quantized() {
+        return Ok(None);
+    }
+    let tables = load_config(files)?.tables().into_iter().map(|table| table.module);
+    Ok(tables.into_iter().find(|module| !files.is_dense(&format!("{module}.weight"))))
 }
 
 /// Refuses a data file that is missing or cannot be opened.

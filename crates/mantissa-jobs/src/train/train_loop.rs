@@ -210,6 +210,10 @@ impl<'a> TrainLoop<'a> {
     fn hint(&self) -> String {
         let run = self.checkpoints.folder.dir().display();
         match self.past.learning.first_lost() {
+            _ if !self.past.learning.is_failing() => {
+                "; fix: --set 'precision.master=\"f32\"', optimizer.moments=f32, or a higher optimizer.lr"
+                    .to_owned()
+            }
             _ if examinable(self.settings) => {
                 format!("; fix: mantissa train --autopsy {run} names the cause")
             }

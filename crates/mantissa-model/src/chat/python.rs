@@ -54,8 +54,8 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         "find" | "rfind" | "index" | "rindex" | "count" => search(text, method, args)?,
         "startswith" | "endswith" if args.len() > 1 => {
             let (what, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
-            let (part, _) = slice(text, start, end);
-            let part = part.unwrap_or_default();
+            // Nothing begins or ends past the end, not even an empty text.
+            let Some(part) = slice(text, start, end).0 else { return Ok(Some(Value::from(false))) };
             let ends =
                 |one: &str| if method == "startswith" { part.starts_with(one) } else { part.ends_with(one) };
             match what.as_str() {
@@ -94,6 +94,19 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
             Value::from(out)
         }
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
+        "title" => {
+            let () = from_args(args)?;
+            let mut before = false;
+            let mut out = String::with_capacity(text.len());
+            for c in text.chars() {
+                match before {
+                    true => out.extend(c.to_lowercase()),
+                    false => out.extend(c.to_uppercase()),
+                }
+                before = c.is_lowercase() || c.is_uppercase();
+            }
+            Value::from(out)
+        }
         "casefold" => Value::from(text.to_lowercase().replace('ß', "ss")),
         "swapcase" => {
             let swap = |c: char| match c.is_lowercase() {
@@ -263,6 +276,9 @@ fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     if width > MAX_WIDTH {
         return Err(invalid(format!("width: expected at most {MAX_WIDTH}, got {width}")));
     }
+    if fill.is_some_and(|fill| method == "zfill" || fill.chars().count() != 1) {
+        return Err(invalid(format!("{method}: expected one character to fill with")));
+    }
     let fill = fill.unwrap_or(if method == "zfill" { "0" } else { " " });
     let missing = width.saturating_sub(text.chars().count());
     let fills = |n: usize| fill.repeat(n);
@@ -270,8 +286,7 @@ fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         "ljust" => format!("{text}{}", fills(missing)),
         "rjust" => format!("{}{text}", fills(missing)),
         "zfill" => {
-            let digits = text.trim_start_matches(['+', '-']);
-            let sign = if text.len() - digits.len() == 1 { &text[..1] } else { "" };
+            let sign = if text.starts_with(['+', '-']) { &text[..1] } else { "" };
             format!("{sign}{}{}", fills(missing), &text[sign.len()..])
         }
         // CPython: the extra character is on the left if both the margin and the width are odd.
@@ -302,7 +317,11 @@ pub(super) fn percent(format: &str, arguments: &Value) -> Result<String, Error> 
         if kind == '(' {
             let close = rest[end..].find(')').ok_or_else(|| invalid("incomplete format key"))?;
             let key = &rest[end..end + close];
-            named = Some(arguments.first().unwrap_or(&Value::UNDEFINED).get_item(&Value::from(key))?);
+            let value = arguments.first().unwrap_or(&Value::UNDEFINED).get_item(&Value::from(key))?;
+            if value.is_undefined() {
+                return Err(invalid(format!("the format names the key {key}, which is missing")));
+            }
+            named = Some(value);
             end += close + 1;
             let spec = rest[end..]
                 .find(|c: char| c.is_ascii_alphabetic())

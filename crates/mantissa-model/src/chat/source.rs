@@ -3,6 +3,10 @@
 //! The source is cut into tags as the engine cuts it: a tag ends outside of strings and brackets, and the text of a raw
 //! block holds none. A limit on something that the engine reads otherwise would not hold.
 
+mod dialect;
+
+use std::borrow::Cow;
+
 use super::error::ChatError;
 use super::functions::PERCENT;
 
@@ -32,11 +36,11 @@ fn limit<T>(found: String, allowed: String) -> Result<T, ChatError> {
     Err(ChatError::Limit { found, allowed })
 }
 
-/// Checks the limits, turns every line end into `\n` as Jinja does, writes `%` after a string as the filter that
-/// formats, and removes the `{% generation %}` tags, which only training needs.
+/// Checks the limits, turns every line end into `\n` as Jinja does, writes escapes and `%` after a string as the engine reads
+/// them, and removes the `{% generation %}` tags, which only training needs.
 ///
 /// # Errors
-/// [`ChatError::Limit`].
+/// [`ChatError::Limit`]; [`ChatError::Template`] for what the engine reads otherwise than Jinja ([`dialect`]).
 pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
     if template.len() > MAX_TEMPLATE {
         return limit(format!("a template of {} bytes", template.len()), format!("up to {MAX_TEMPLATE}"));
@@ -59,9 +63,20 @@ pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
             (TagKind::Block, "generation") => out.push_str(&inside.replace(word, "if true")),
             (TagKind::Block, "endgeneration") => out.push_str(&inside.replace(word, "endif")),
             (TagKind::Comment, _) => out.push_str(inside),
-            (TagKind::Block, _) if raw_block(after).is_some() => out.push_str(inside),
-            _ if inside.contains('%') => format_operators(inside, &mut out),
-            _ => out.push_str(inside),
+            (TagKind::Block, _) if raw_block(after).is_some() => dialect::raw(inside, &mut out),
+            _ => {
+                let line = || 1 + template[..template.len() - after.len()].matches('\n').count();
+                let fault = |message| ChatError::Template { line: line(), message };
+                dialect::check(word).map_err(fault)?;
+                let read = match inside.contains('\\') {
+                    true => Cow::Owned(dialect::strings(inside).map_err(fault)?),
+                    false => Cow::Borrowed(inside),
+                };
+                match read.contains('%') {
+                    true => format_operators(&read, &mut out),
+                    false => out.push_str(&read),
+                }
+            }
         }
         if open.kind == TagKind::Block {
             counted.block(word)?;

@@ -320,6 +320,46 @@ fn templates_render_as_in_jinja() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Forms that the engine has otherwise: rendered as Jinja 3.1.6 does, or refused.
+#[test]
+fn other_forms_render_as_in_jinja_or_are_refused() {
+    for (template, expected) in [
+        (r"{{ 'a\U0001F642b' }}", "a🙂b"),
+        (r"{{ '\a\v\/<\/think>' }}", "\u{7}\u{b}\\/<\\/think>"),
+        ("{{ 'a\\\nb' }}", "ab"),
+        (r#"{{ 'it\'s' ~ "\\" }}"#, "it's\\"),
+        ("{% raw %}\n{{ x }}\n{% endraw %}\ny", "\n{{ x }}\ny"),
+        ("{% raw -%}\n{{ x }}{% endraw %}", "{{ x }}"),
+        ("{{ \"they're iPhone a.b x2y\".title() }}", "They'Re Iphone A.B X2Y"),
+        ("{{ '--5'.zfill(6) }}|{{ '-5'.zfill(4) }}|{{ '5'.zfill(3) }}", "-000-5|-005|005"),
+        (
+            "{{ 'abc'.startswith('', 5) }}{{ 'abc'.startswith('', 3) }}{{ 'abc'.endswith('', 4) }}",
+            "FalseTrueFalse",
+        ),
+        ("{{ [1, 2, 3][::-1] }}{{ [1, 2, 3][2::-1] }}{{ [1, 2, 3][:1:-1] }}", "[3, 2, 1][3, 2, 1][3]"),
+        ("{% macro f(x, y='x') %}{{ y }}{% endmacro %}{{ f(1) }}", "x"),
+        ("{% with a = 1 %}{% with b = a %}{{ b }}{% endwith %}{% endwith %}", "1"),
+        ("{{ '%(a)s' % {'a': none} }}", "None"),
+    ] {
+        assert_eq!(rendered(template).as_deref(), Ok(expected), "{template}");
+    }
+    for (template, found) in [
+        ("\n{{ [1, 2, 3][2:0:-1] }}", "a slice [2:0:-1]"),
+        ("{{ [1, 2, 3][:-3:-1] }}", "a slice [:-3:-1]"),
+        ("{% for m in messages[3:tools:-1] %}{% endfor %}", "a slice [3:tools:-1]"),
+        ("{% macro f(x, y=x) %}{{ y }}{% endmacro %}{{ f(1) }}", "macro: x"),
+        ("{% with a = 1, b = a + 1 %}{{ b }}{% endwith %}", "with: a"),
+        (r"{{ '\N{BULLET}' }}", "write the character itself"),
+        (r"{{ '\U00110000' }}", "eight digits"),
+        ("{{ 'x'.ljust(3, 'ab') }}", "one character"),
+        ("{{ '%(x)s' % {'a': 1} }}", "the key x"),
+    ] {
+        let error = rendered(template).unwrap_err().to_string();
+        assert!(error.contains(found), "{template}: {error}");
+        assert_eq!(error.contains("line 2"), template.starts_with('\n'), "{error}");
+    }
+}
+
 #[test]
 fn operators_of_strings_keep_their_place() {
     let cases = [

@@ -215,6 +215,8 @@ fn special_tokens_are_ids() {
     assert_eq!(config.bos_token_id, Some(7));
     assert_eq!(ModelConfig::end_tokens(&json!({"eos_token_id": [1, 2]}), "g").unwrap(), [1, 2]);
     assert!(ModelConfig::end_tokens(&json!({}), "g").unwrap().is_empty());
+    let nested = json!({"eos_token_id": [1, 106], "text_config": {"eos_token_id": [1, 2]}});
+    assert_eq!(ModelConfig::end_tokens(&nested, "c").unwrap(), [1, 106, 2]);
     assert!(ModelConfig::end_tokens(&json!({"eos_token_id": "x"}), "g").is_err());
     assert!(config.apply_generation_config(&json!([]), "g").is_err());
 }

@@ -1,10 +1,11 @@
 //! Tokenizers in GGUF metadata: read into a `tokenizer.json`, and written from one.
 //!
-//! There are three kinds. `gpt2` is byte-level BPE with a list of merges and a named pre-tokenizer. `llama` is
+//! There are four kinds. `gpt2` is byte-level BPE with a list of merges and a named pre-tokenizer. `llama` is
 //! SentencePiece BPE, which merges adjacent pieces whose text is a token, highest score first; a `tokenizer.json`
 //! states this as merges in that order, one for every way to split a token in two. `gemma4` has the vocabulary of the second
 //! kind, with spaces as a character of their own and single bytes as tokens, and a list of merges; newlines are apart from
-//! other text (`src/llama-vocab.cpp` of llama.cpp).
+//! other text. `whitespace` merges the characters of words and drops the white space between them (`src/llama-vocab.cpp` of
+//! llama.cpp).
 
 mod export;
 mod folder;
@@ -27,6 +28,12 @@ mod token_type {
 
 /// Kind of tokenizer with merges over text in which spaces are a character.
 const MERGED: &str = "gemma4";
+
+/// Kind of tokenizer, and name of its pre-tokenizer, with merges of the characters of words that white space separates.
+const WORDS: &str = "whitespace";
+
+/// Key, after `tokenizer.ggml.`, of the flag that [`WORDS`] are put into lower case.
+const LOWERCASE: &str = "normalizer.lowercase";
 
 /// Key with the first difference between the tokenizer of a file and the one that it was made from.
 pub const TOKENIZER_NOTE: &str = "mantissa.tokenizer_difference";

@@ -27,6 +27,7 @@ use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, TensorMeta};
 
 use crate::cache_scales;
+use crate::dense_source::dequantizing_bytes;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
@@ -87,9 +88,10 @@ impl Plan {
         let dtype = model_dtype(source, &config);
         let Decisions { linears, inputs, by_group, rotations, mut refused } =
             Decisions::new(source, &config, container, changes, dtype)?;
-        let before = refused.whole.len();
-        let tables = tables::planned(source, &config, container, requantize, dtype, &mut refused)?;
-        let refuses_tables = refused.whole.len() > before;
+        let other = requantize.is_none().then(|| alternative::scheme(source, &config, container, dtype));
+        let other = other.flatten();
+        let tables =
+            tables::planned(source, &config, container, requantize, dtype, &mut refused, other.is_some())?;
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             let scheme = alternative::scheme(source, &config, container, dtype);
@@ -105,9 +107,7 @@ impl Plan {
             let error = QuantError::not_lossless(container, total, &refused);
             return Err(match requantize {
                 Some(_) => error.of_requantization(true),
-                // A refused table is not rounded again either.
-                None if refuses_tables => error,
-                None => error.with_scheme(alternative::scheme(source, &config, container, dtype)),
+                None => error.with_scheme(other),
             });
         }
         // The first layer's inputs stand for the model's; layers with others are listed.
@@ -393,6 +393,7 @@ fn finish(
     let modules = unused::tensors(source, &config).filter_map(unused::linear_module);
     let unused = modules.map(str::to_owned).collect();
     let plan = Plan {
+        dequantizing: dequantizing_bytes(source),
         activations,
         inputs,
         kv,

@@ -11,7 +11,8 @@ use crate::plan::{PlannedLinear, table_plan};
 use crate::values::weight_of;
 
 /// Plans the quantized embedding and head of `source`. Those that the container cannot hold are decoded from a GGUF file,
-/// and `refused` in a folder. A job that rounds again decodes both.
+/// and `refused` in a folder; `rounds` is true if rounding again is a fix. A job that rounds again decodes both: it reads a
+/// folder as [`decoded_tables_source`](crate::decoded_tables_source) presents it.
 pub(super) fn planned(
     source: &ModelFiles,
     config: &ModelConfig,
@@ -19,6 +20,7 @@ pub(super) fn planned(
     requantize: Option<&Scheme>,
     dtype: Dtype,
     refused: &mut Refused,
+    rounds: bool,
 ) -> Result<Vec<PlannedLinear>> {
     let mut all = Vec::new();
     for info in config.tables() {
@@ -42,10 +44,13 @@ pub(super) fn planned(
         match decided {
             Ok(scheme) => all.push(PlannedLinear { info, scheme }),
             Err(_) if source.gguf().is_some() => {}
-            Err((why, fix)) => refused.whole.push(format!(
-                "{}: expected an unquantized embedding and head, got a quantized one ({why}); fix: {fix}",
-                info.module
-            )),
+            Err((why, fix)) => {
+                let fix = if rounds { String::new() } else { format!("; fix: {fix}") };
+                refused.whole.push(format!(
+                    "{}: expected an unquantized embedding and head, got a quantized one ({why}){fix}",
+                    info.module
+                ));
+            }
         }
     }
     Ok(all)

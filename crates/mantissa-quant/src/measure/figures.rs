@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use mantissa_eval::stats::note;
 use mantissa_eval::verdict::Verdict;
 use mantissa_eval::{Comparison, Sequence, check_sequences, compare, evaluate_while};
 use mantissa_kernels::kernels;
@@ -104,6 +105,7 @@ impl Figures {
             noise_floor_kl: floor.as_ref().map_or(0.0, |f| f.kl.max(0.0)),
             noise_floor_kl_se: floor.as_ref().map_or(0.0, |f| f.kl_se),
             kl_without_tables: None,
+            note: note(text.windows),
         })
     }
 

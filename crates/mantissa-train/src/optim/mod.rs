@@ -161,6 +161,16 @@ impl Optimizer {
         self.pages.as_ref().map_or(0, Unpaged::bytes)
     }
 
+    /// True if the weights are all that keeps an update: there is no master copy, and rounding is to nearest.
+    pub(crate) fn rounds_updates(&self) -> bool {
+        self.master == MasterCopy::None
+    }
+
+    /// Factors of the learning rate of the parameters.
+    pub(crate) fn rates(&self) -> &[f64] {
+        &self.rates
+    }
+
     /// Creates the file of a paged state in the folder `dir`, and removes its name; does nothing for other states.
     ///
     /// # Errors

@@ -128,7 +128,7 @@ impl Execute for Args {
         let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
         let done = Done {
             output: crate::output::written(&job.out, prepared.plan.container, &outcome),
-            from: prepared.source.convention_name(),
+            from: prepared.source.dequantized_from().unwrap_or_else(|| prepared.source.convention_name()),
             lossless: self.requantize.is_none(),
             dropped_inputs: self.drop_inputs,
             max_relative_error: self.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),

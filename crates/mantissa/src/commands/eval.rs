@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use mantissa_eval::Comparison;
+use mantissa_eval::stats::with_error;
 use mantissa_jobs::{EvaluateReport, Job, TextEvaluation};
 use mantissa_store::Paths;
 
@@ -44,8 +45,9 @@ impl Execute for Args {
 }
 
 fn human(out: &mut dyn Write, r: &TextEvaluation) -> io::Result<()> {
-    let nll = format!("NLL {:.6} ± {:.6} nats, {} tokens, {} windows", r.nll, r.nll_se, r.tokens, r.windows);
-    labelled(out, "perplexity", &format!("{:.4}  ({nll})", r.ppl))?;
+    let nll = with_error(&format!("{:.6}", r.nll), &format!("{:.6}", r.nll_se), "nats", r.windows);
+    let text = format!("{:.4}  (NLL {nll}, {} tokens, {} windows)", r.ppl, r.tokens, r.windows);
+    labelled(out, "perplexity", &text)?;
     if let Some(adapter) = &r.adapter {
         labelled(out, "adapter", &adapter.display().to_string())?;
     }
@@ -58,14 +60,16 @@ fn human(out: &mut dyn Write, r: &TextEvaluation) -> io::Result<()> {
     if let Some(accumulator) = &r.accumulator {
         labelled(out, "accumulator", accumulator)?;
     }
-    r.comparison.iter().try_for_each(|c| human_comparison(out, c))?;
+    r.comparison.iter().try_for_each(|c| human_comparison(out, c, r.windows))?;
     writeln!(out, "{:.0} tok/s", r.tokens as f64 / r.seconds)
 }
 
-fn human_comparison(out: &mut dyn Write, c: &Comparison) -> io::Result<()> {
+fn human_comparison(out: &mut dyn Write, c: &Comparison, windows: usize) -> io::Result<()> {
+    let nats = |mean: String, error: f64| with_error(&mean, &format!("{error:.6}"), "nats/token", windows);
     let spread = format!("median {:.6}, p99 {:.4}, max {:.3}", c.kl_median, c.kl_p99, c.kl_max);
-    labelled(out, "KL", &format!("{:.6} ± {:.6} nats/token  ({spread})", c.kl, c.kl_se))?;
-    labelled(out, "top-1", &format!("{:.2} ± {:.2} %", 100.0 * c.top1, 100.0 * c.top1_se))?;
-    let loss = format!("{:+.6} ± {:.6} nats/token", c.delta_nll, c.delta_nll_se);
+    labelled(out, "KL", &format!("{}  ({spread})", nats(format!("{:.6}", c.kl), c.kl_se)))?;
+    let percent = |share: f64| format!("{:.2}", 100.0 * share);
+    labelled(out, "top-1", &with_error(&percent(c.top1), &percent(c.top1_se), "%", windows))?;
+    let loss = nats(format!("{:+.6}", c.delta_nll), c.delta_nll_se);
     labelled(out, "Δ loss", &format!("{loss}  (reference {:.6})", c.reference_nll))
 }

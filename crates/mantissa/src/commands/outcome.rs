@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_eval::stats::with_error;
 use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::measured_text::Measure;
 use mantissa_jobs::{JobError, default_text};
@@ -200,11 +201,13 @@ pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
     let text = default_text::shown(&f.text.name);
     labelled(out, "text", &format!("{text}: {} tokens in {} windows", f.predicted, f.text.windows))?;
     let source = (f.nll - f.delta_nll).exp();
-    let perplexity = format!("{:.4}, source {source:.4}  (NLL {:.6} ± {:.6} nats)", f.ppl, f.nll, f.nll_se);
-    labelled(out, "perplexity", &perplexity)?;
+    let windows = f.text.windows;
+    let shown = |mean: &str, error: f64, unit: &str| with_error(mean, &format!("{error:.6}"), unit, windows);
+    let nats = |mean: f64, error: f64| shown(&format!("{mean:.6}"), error, "nats/token");
+    let nll = shown(&format!("{:.6}", f.nll), f.nll_se, "nats");
+    labelled(out, "perplexity", &format!("{:.4}, source {source:.4}  (NLL {nll})", f.ppl))?;
     let word = Verdict::new((f.kl, f.kl_se), (f.noise_floor_kl, f.noise_floor_kl_se)).word();
-    let kl = format!("{:.6} ± {:.6} nats/token, {word}  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99);
-    labelled(out, "KL", &kl)?;
+    labelled(out, "KL", &format!("{}, {word}  (p99 {:.4})", nats(f.kl, f.kl_se), f.kl_p99))?;
     if let Some(without) = f.kl_without_tables {
         let cost = f.kl - without;
         let all =
@@ -213,9 +216,10 @@ pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
     }
     // That of a bf16 source is 0.
     if f.noise_floor_kl > 0.0 {
-        let floor = format!("{:.6} ± {:.6} nats/token  (noise floor)", f.noise_floor_kl, f.noise_floor_kl_se);
-        labelled(out, "bf16 KL", &floor)?;
+        let floor = nats(f.noise_floor_kl, f.noise_floor_kl_se);
+        labelled(out, "bf16 KL", &format!("{floor}  (noise floor)"))?;
     }
-    labelled(out, "top-1", &format!("{:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se))?;
-    labelled(out, "Δ loss", &format!("{:+.6} ± {:.6} nats/token", f.delta_nll, f.delta_nll_se))
+    let percent = |share: f64| format!("{:.2}", 100.0 * share);
+    labelled(out, "top-1", &with_error(&percent(f.top1), &percent(f.top1_se), "%", windows))?;
+    labelled(out, "Δ loss", &shown(&format!("{:+.6}", f.delta_nll), f.delta_nll_se, "nats/token"))
 }

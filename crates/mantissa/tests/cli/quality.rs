@@ -168,3 +168,44 @@ fn a_tampered_or_missing_file_is_reported() {
     let said = succeed(&["verify", text(&out), "--quiet"]);
     assert!(said.contains("note: no quality.json") && said.contains("verified"), "{said}");
 }
+
+/// The error of one window's mean comes from its tokens, which are correlated: no ± is shown, and the reports say so.
+#[test]
+fn one_window_has_no_standard_error() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (tiny("llama1-mha"), temp.path().join("t.json"));
+    let model = text(&model);
+    for (windows, shown) in [("[[1,2,3,4,5,6,7,8]]", false), ("[[1,2,3,4,5,6,7,8],[9,8,7,6,5,4,3,2]]", true)]
+    {
+        fs::write(&tokens, windows).unwrap();
+        let out = temp.path().join(format!("q-{shown}"));
+        let on = ["--tokens", text(&tokens)];
+        let made = ["quantize", model, "--recipe", "rtn-int3-g8", "--out", text(&out)];
+        let told = succeed(&[&made[..], &on].concat());
+        let eval = [&["eval", text(&out), "--reference", model][..], &on].concat();
+        let said = succeed(&eval);
+        for said in [&told, &said] {
+            let figures: Vec<&str> = said.lines().filter(|line| line.contains(" nats")).collect();
+            assert!(figures.len() >= 3, "{said}");
+            for line in figures {
+                assert_eq!((line.contains(" ± "), line.contains("(one window)")), (shown, !shown), "{line}");
+            }
+        }
+        let (done, quality) = (
+            json(&[&eval[..], &["--json", "--quiet"]].concat()),
+            serde_json::from_slice::<Value>(&fs::read(out.join("quality.json")).unwrap()).unwrap(),
+        );
+        for report in [&done, &quality["evaluation"]] {
+            let note = report["note"].as_str().unwrap_or_default();
+            assert_eq!(
+                note.starts_with("one window: ") && note.contains("no standard errors"),
+                !shown,
+                "{report}"
+            );
+        }
+        let page = temp.path().join(format!("{shown}.html"));
+        succeed(&["report", text(&out), "--out", text(&page), "--quiet"]);
+        let page = fs::read_to_string(page).unwrap();
+        assert_eq!(page.contains("nats/token (one window)"), !shown);
+    }
+}

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::main_job::{tiny, windows};
-use crate::support::{File, json, le, mantissa, succeed, text, write};
+use crate::support::{File, fail, json, le, mantissa, succeed, text, write};
 
 fn quantize(model: &Path, recipe: &str, out: &Path, more: &[&str]) {
     let arguments = ["quantize", text(model), "--recipe", recipe, "--out", text(out), "--quiet"];
@@ -143,4 +143,54 @@ fn indexers_in_fp8_are_dequantized_and_stay_so() {
         ["eval", text(&out), "--reference", text(&source), "--tokens", &tokens, "--json", "--quiet"];
     let done = json(&arguments);
     assert!((0.0..0.6).contains(&done["kl"].as_f64().unwrap()), "{}", done["kl"]);
+}
+
+/// A folder whose embedding or head is quantized is rounded again: both are decoded, and the output computes what the source does,
+/// but for the rounding.
+#[test]
+fn quantized_tables_of_a_folder_are_decoded_where_layers_are_rounded_again() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    let tokens = windows(temp.path());
+    let nll = |model: &Path| {
+        json(&["eval", text(model), "--tokens", &tokens, "--json", "--quiet"])["nll"].as_f64().unwrap()
+    };
+    for (name, model, format, flag) in [
+        ("tied", "llama2-gqa-tied", "native", "--embeddings"),
+        ("embedding", "llama3-rope", "native", "--embeddings"),
+        ("head", "llama3-rope", "compressed-tensors", "--head"),
+    ] {
+        let source = at(name);
+        quantize(&tiny(model), "rtn-int8-channel", &source, &["--format", format, flag, "int8-channel"]);
+        let expected = nll(&source);
+        for (format, scheme) in [
+            ("native", "f32"),
+            ("native", "int8-channel"),
+            ("compressed-tensors", "int8-channel"),
+            ("gguf", "f16"),
+        ] {
+            let out = at(&format!("{name}-{format}-{scheme}{}", if format == "gguf" { ".gguf" } else { "" }));
+            let arguments = ["convert", text(&source), "--format", format, "--requantize", scheme, "--out"];
+            let done = json(&[&arguments[..], &[text(&out), "--json", "--quiet"]].concat());
+            assert_eq!(done["verification"]["ok"], true, "{name} {format}: {done}");
+            assert_eq!(done["from"], if name == "head" { "compressed-tensors" } else { "native" });
+            assert!(
+                (nll(&out) - expected).abs() < 5e-3 * expected,
+                "{name} {format}: {} {expected}",
+                nll(&out)
+            );
+            verified(&out, &source);
+        }
+    }
+    // The fix of a conversion that a table forbids works.
+    let (source, out) = (at("embedding"), at("fixed"));
+    let refused = ["convert", text(&source), "--format", "gptq", "--out", text(&out), "--quiet"];
+    let line = fail(2, &refused);
+    let scheme = line.split("fix: --requantize ").nth(1).and_then(|fix| fix.split(',').next());
+    let scheme = scheme.unwrap_or_else(|| panic!("{line}"));
+    assert!(
+        line.contains("readers of gptq load it unquantized") && line.matches("fix: ").count() == 1,
+        "{line}"
+    );
+    succeed(&[&refused[..], &["--requantize", scheme]].concat());
 }

@@ -88,6 +88,44 @@ fn training_from_a_quantized_folder_is_refused_by_name() {
     assert!(line.contains(expected), "{line}");
 }
 
+/// A GGUF file, and a folder with a quantized embedding, become folders that train by the command of the error; the adapter fits the
+/// file too.
+#[test]
+fn what_cannot_be_fine_tuned_is_converted_by_the_fix() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    fs::write(at("a.txt"), "the cat sat on the mat\n".repeat(50)).unwrap();
+    let (file, folder) = (at("m.gguf"), at("m"));
+    let quantize = ["quantize", "demo", "--embeddings", "q8_0", "--quiet", "--recipe"];
+    succeed(&[&quantize[..], &["rtn-q4_1", "--out", text(&file)]].concat());
+    succeed(&["convert", text(&file), "--format", "native", "--out", text(&folder), "--quiet"]);
+    for (i, (model, found)) in
+        [(&file, "a GGUF file"), (&folder, "a quantized model.embed_tokens")].iter().enumerate()
+    {
+        let (plain, out) = (at(&format!("plain-{i}")), at(&format!("out-{i}")));
+        let tune = |model: &str| {
+            let short =
+                ["--length", "16", "--batch", "1", "--steps", "2", "--validation", "0", "--quiet", "--out"];
+            let arguments =
+                ["finetune", model, "--data", text(&at("a.txt")), "--adapter", "lora"].map(str::to_owned);
+            let short = short.map(str::to_owned);
+            arguments.into_iter().chain(short).chain([text(&out).to_owned()]).collect::<Vec<_>>()
+        };
+        let line = fail(2, &tune(text(model)));
+        assert!(
+            line.contains("model.init: expected ") && line.contains(&format!("got {found}; fix: ")),
+            "{line}"
+        );
+        let fix = line.split("fix: mantissa ").nth(1).unwrap().split(',').next().unwrap();
+        let fix = fix.trim().replace("FOLDER", text(&plain));
+        let fix: Vec<&str> = fix.split(' ').chain(["--quiet"]).collect();
+        succeed(&fix);
+        succeed(&tune(text(&plain)));
+        let adapter = out.join("adapter");
+        succeed(&["run", text(model), "--adapter", text(&adapter), "-p", "the cat", "-n", "2", "--quiet"]);
+    }
+}
+
 /// The reader follows the data, so the text shows no fault; the label misleads other readers.
 #[test]
 fn doctor_reports_a_wrong_checkpoint_format() {

@@ -158,6 +158,34 @@ fn a_strict_run_ends_where_layers_stop_learning() {
     assert!(train(&config, "sound", &[exact], &["--strict", "--quiet"]).status.success());
 }
 
+/// Weights in bf16 without a master copy take no step of a millionth: the run says so at the first step near the peak of the
+/// learning rate, with a fix that works.
+#[test]
+fn updates_that_are_lost_in_rounding_are_told() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), false);
+    let slow = ["precision.policy=bf16-pure", "optimizer.lr=1e-6", "schedule.kind=constant"];
+    for (name, telemetry) in [("a", "telemetry.every=3"), ("b", "telemetry.every=0")] {
+        let (report, said) = done(&config, name, &[&slow[..], &[telemetry]].concat());
+        let told = "the updates of 29 of 38 parameters change next to no weight";
+        assert!(report["outcome"].as_str().unwrap().starts_with(&format!("done, but {told}")), "{report}");
+        assert_eq!(report["learning"]["lost_updates"].as_array().unwrap().len(), 29, "{report}");
+        // Two steps of warm-up: a third and two thirds of the peak.
+        assert!(said.contains(&format!("warning: step 2: {told}")), "{said}");
+        assert!(said.contains("fix: --set 'precision.master=\"f32\"'"), "{said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("warning: step")).count(), 1, "{said}");
+        let lines = log(&temp.path().join("runs").join(name));
+        assert_eq!(lines[1]["not_learning"]["without_update"], 29);
+        assert!(page(&temp.path().join("runs").join(name)).contains("updates of 29 of 38"));
+    }
+    for set in ["precision.master=\"f32\"", "precision.policy=bf16-pure-sr", "optimizer.lr=1e-3"] {
+        let (report, said) = done(&config, set.split('=').next().unwrap(), &[&slow[..], &[set]].concat());
+        assert_eq!(report["outcome"], "done", "{set}: {report}");
+        assert!(!said.contains("warning: step"), "{said}");
+        assert_eq!(report["learning"]["lost_updates"], json!([]));
+    }
+}
+
 /// Inputs, weights and gradients in formats that keep nothing of them; each is found where it is made.
 #[test]
 fn lost_operands_of_every_matmul_are_found() {
@@ -237,6 +265,15 @@ fn fine_tuning_and_distillation_are_watched() {
         assert!(
             stderr(&output).contains("warning: step 1: ")
                 && stderr(&output).contains("fix: --set 'precision.dgrad.dy=\"bf16\"'")
+        );
+        // An autopsy cannot replay it; its error names the operand and the field.
+        let line = fail(2, &["train", "--autopsy", text(&out), "--quiet"]);
+        let (field, other) = [("adapter", "--adapter none"), ("distill", "mantissa finetune")][i];
+        assert!(line.contains(&format!("{}: {field}: expected a run ", out.display())), "{line}");
+        assert!(
+            line.contains("fix: --set 'precision.dgrad.dy=\"bf16\"', as dgrad dy of ")
+                && line.contains(other),
+            "{line}"
         );
     }
 }

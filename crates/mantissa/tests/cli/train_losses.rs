@@ -113,6 +113,42 @@ fn conversations_that_are_cut_or_left_out_are_counted() {
     assert!(page.contains("Data: 4 conversations: 3 trained on"), "no data");
 }
 
+/// Lines without an answer are counted as left out, wherever they stand; a file of nothing else is an error.
+#[test]
+fn conversations_without_an_answer_are_left_out() {
+    let temp = TempDir::new().unwrap();
+    let base = base(temp.path());
+    let asked = json!({ "messages": [{ "role": "user", "content": "Ann?" }] }).to_string() + "\n";
+    let unweighed = turns("Bob?", "blue").replace("\"blue\"", "\"blue\",\"weight\":0");
+    let lines = [asked.as_str(), &turns("Ann?", "red"), &unweighed, "{\"messages\": []}\n"].concat();
+    let data = write(temp.path(), "chat.jsonl", &lines);
+    let (command, out) = (["finetune", text(&base)], temp.path().join("out"));
+    let output = mantissa(&tune(&command, &data, &out, &["--length", "64", "--json"]));
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    let done: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let counts = &done["data"];
+    assert_eq!((&counts["conversations"], &counts["trained"]), (&json!(4), &json!(1)), "{counts}");
+    assert_eq!(counts["left_out"], json!({ "too_long": 0, "without_targets": 3 }));
+    assert_eq!(&record(&out)["data"], counts);
+    let told = "data.files: 3 of 4 conversations left out: they have no answer that the loss counts (first: chat.jsonl: line 1)";
+    assert!(said.contains(told), "{said}");
+    let resumed =
+        run_json(&tune(&command, &data, &out, &["--length", "64", "--json", "--quiet", "--resume"]));
+    assert_eq!(&resumed["data"], counts);
+    succeed(&["report", text(&out), "--quiet"]);
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("3 left out (without an answer)"), "no count");
+    let strict = temp.path().join("strict");
+    let line = fail(1, &tune(&command, &data, &strict, &["--length", "64", "--strict", "--quiet"]));
+    assert!(line.contains("first: data.files: 3 of 4") && !strict.exists(), "{line}");
+    let data = write(temp.path(), "asked.jsonl", &[asked.as_str(), &unweighed].concat());
+    let line = fail(2, &tune(&command, &data, &strict, &["--length", "64", "--quiet"]));
+    let expected =
+        "expected a line with an answer, got 2 of 2 lines without any; fix: add lines with answers";
+    assert!(line.contains("asked.jsonl: lines: ") && line.contains(expected), "{line}");
+}
+
 /// Where nothing is lost, nothing is said; what a template writes after the last answer is no loss.
 #[test]
 fn sound_conversations_give_no_warning() {

@@ -9,9 +9,8 @@ use serde_json::Value as Json;
 
 use super::import::tokenizer_json;
 use super::pre_tokenizers::{GPT2, PRE_TOKENIZERS, PUNCTUATION};
-use super::{MERGED, SPACE, TOKENIZER_NOTE, token_type};
-use crate::config::read_json;
-use crate::tokenizer::{Bos, MAX_FILE, Tokenizer, TokenizerError, special_text};
+use super::{LOWERCASE, MERGED, SPACE, TOKENIZER_NOTE, WORDS, token_type};
+use crate::tokenizer::{Bos, MAX_FILE, Tokenizer, TokenizerError};
 
 /// Score of a token that no merge makes.
 const UNREACHABLE: f32 = -1e9;
@@ -38,11 +37,7 @@ pub fn export(dir: &Path, rows: usize, merged: bool) -> Result<Exported, Tokeniz
     };
     let json = json::parse_strict(&bytes, &path, MAX_FILE)?;
     let tokenizer = Tokenizer::load(dir)?;
-    let source = TokenizerJson {
-        json: &json,
-        own: read_json(&dir.join("tokenizer_config.json"))?,
-        tokenizer: &tokenizer,
-    };
+    let source = TokenizerJson { json: &json, tokenizer: &tokenizer };
     let kind = match source.kind() {
         Err(why) => return Ok(without(why)),
         Ok(Kind::SentencePiece { prefix: false, trim: false }) if merged => Kind::Merged,
@@ -79,11 +74,14 @@ enum Kind {
     },
     /// As SentencePiece, with merges instead of scores.
     Merged,
+    /// Merges of the characters of words, which white space separates.
+    Words {
+        lowercase: bool,
+    },
 }
 
 struct TokenizerJson<'a> {
     json: &'a Json,
-    own: Option<Json>,
     tokenizer: &'a Tokenizer,
 }
 
@@ -97,6 +95,7 @@ impl TokenizerJson<'_> {
         let steps = steps(pre, "pretokenizers");
         match steps.last().and_then(|step| step["type"].as_str()) {
             Some("ByteLevel") => self.byte_level(&steps),
+            Some("WhitespaceSplit") if steps.len() == 1 => self.words(),
             Some("Metaspace") if steps.len() == 1 => {
                 Ok(Kind::SentencePiece { prefix: pre["prepend_scheme"] != "never", trim: false })
             }
@@ -139,6 +138,14 @@ impl TokenizerJson<'_> {
         best.map(|pre| Kind::ByteLevel { pre: pre.name }).ok_or("its pre-tokenization has no name in GGUF")
     }
 
+    fn words(&self) -> Result<Kind, &'static str> {
+        match steps_of_type(&self.json["normalizer"], "normalizers")[..] {
+            [] => Ok(Kind::Words { lowercase: false }),
+            ["Lowercase"] => Ok(Kind::Words { lowercase: true }),
+            _ => Err("it normalizes text"),
+        }
+    }
+
     fn sentence_piece(&self) -> Result<Kind, &'static str> {
         let steps = steps(&self.json["normalizer"], "normalizers");
         let mut spaces = false;
@@ -176,6 +183,12 @@ impl TokenizerJson<'_> {
                 all.push(("model", Value::String(MERGED.to_owned())));
                 all.push(("merges", Value::strings(merges.iter().map(|(l, r)| format!("{l} {r}")))));
                 all.push(("add_space_prefix", Value::Bool(false)));
+            }
+            Kind::Words { lowercase } => {
+                all.push(("model", Value::String(WORDS.to_owned())));
+                all.push(("pre", Value::String(WORDS.to_owned())));
+                all.push(("merges", Value::strings(merges.iter().map(|(l, r)| format!("{l} {r}")))));
+                all.push((LOWERCASE, Value::Bool(*lowercase)));
             }
             Kind::SentencePiece { prefix, trim } => {
                 all.push(("model", Value::String("llama".to_owned())));
@@ -247,7 +260,7 @@ impl TokenizerJson<'_> {
 
     fn put_special(&self, all: &mut Vec<(&str, Value)>) -> Result<(), TokenizerError> {
         let inner = &self.tokenizer.inner;
-        let named = |field: &str| self.own.as_ref().and_then(|own| special_text(own, field));
+        let named = |field: &str| self.tokenizer.special_tokens().get(field).cloned();
         let id_of = |text: Option<String>| text.and_then(|text| inner.token_to_id(&text));
         let unknown = self.json["model"]["unk_token"].as_str().map(str::to_owned);
         // Encoding an empty text shows what the tokenizer adds around one.

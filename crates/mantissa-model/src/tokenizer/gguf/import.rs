@@ -7,7 +7,7 @@ use mantissa_store::gguf::{Metadata, Value};
 use serde_json::{Value as Json, json};
 
 use super::pre_tokenizers::{self, GPT2, PRE_TOKENIZERS};
-use super::{MERGED, SPACE, token_type};
+use super::{LOWERCASE, MERGED, SPACE, WORDS, token_type};
 
 /// Longest token that is split in all ways, in characters. SentencePiece's own default limit is 16.
 const MAX_CUT: usize = 512;
@@ -26,12 +26,13 @@ pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
         Some("gpt2") => byte_level(metadata, &vocabulary),
         Some("llama") => sentence_piece(metadata, &vocabulary),
         Some(MERGED) => merged(metadata, &vocabulary),
+        Some(WORDS) => words(metadata, &vocabulary, json!({ "type": "WhitespaceSplit" })),
         other => {
             let found = other.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
             Err(metadata.fault(
                 "tokenizer.ggml.model",
                 found,
-                "\"gpt2\", \"llama\" or \"gemma4\"; token windows need no tokenizer",
+                "\"gpt2\", \"llama\", \"gemma4\" or \"whitespace\"; token windows need no tokenizer",
             ))
         }
     }
@@ -57,6 +58,9 @@ pub(crate) fn special_tokens(metadata: &Metadata) -> Result<BTreeMap<String, Str
     }
     Ok(all)
 }
+
+/// Special tokens of SentencePiece in a file that does not name them, if they are control tokens (`llama-vocab.cpp`).
+const DEFAULTS: [(&str, usize); 2] = [("tokenizer.ggml.bos_token_id", 1), ("tokenizer.ggml.eos_token_id", 2)];
 
 struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
@@ -106,11 +110,21 @@ impl<'a> Vocabulary<'a> {
 
     /// Returns id and text of the token that a key names.
     fn named(&self, metadata: &Metadata, key: &str) -> Result<Option<(usize, &'a str)>> {
-        let Some(id) = metadata.uint(key)? else { return Ok(None) };
+        let Some(id) = metadata.uint(key)? else { return self.default_of(metadata, key) };
         let at = usize::try_from(id).ok().filter(|&id| id < self.tokens.len());
         let at =
             at.ok_or_else(|| metadata.fault(key, id.to_string(), format!("below {}", self.tokens.len())))?;
         Ok(Some((at, self.tokens[at])))
+    }
+
+    /// Returns the token that a key names where it is missing.
+    fn default_of(&self, metadata: &Metadata, key: &str) -> Result<Option<(usize, &'a str)>> {
+        let default = DEFAULTS.into_iter().find(|(known, _)| *known == key);
+        let is_sentence_piece = metadata.text("tokenizer.ggml.model")? == Some("llama");
+        let default = default.filter(|(_, id)| {
+            is_sentence_piece && self.types.get(*id).is_some_and(|ty| *ty == token_type::CONTROL)
+        });
+        Ok(default.map(|(_, id)| (id, self.tokens[id])))
     }
 }
 
@@ -139,9 +153,17 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
     if pre_tokenizers::WHOLE_TEXT.contains(&name) {
         return merged(metadata, vocabulary);
     }
+    if name == WORDS {
+        // White space is a piece of its own here, and is left out if it is no token.
+        return words(metadata, vocabulary, split(r"\S+"));
+    }
     let pre = pre_tokenizers::find(name).ok_or_else(|| {
-        let names: Vec<_> =
-            PRE_TOKENIZERS.iter().map(|pre| pre.name).chain(pre_tokenizers::WHOLE_TEXT).collect();
+        let names: Vec<_> = PRE_TOKENIZERS
+            .iter()
+            .map(|pre| pre.name)
+            .chain(pre_tokenizers::WHOLE_TEXT)
+            .chain([WORDS])
+            .collect();
         metadata.fault(
             PRE,
             format!("\"{name}\""),
@@ -153,14 +175,13 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
         [before @ .., GPT2] => (before, true),
         splits => (splits, false),
     };
-    let split = |regex: &&str| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
     let byte_level = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": uses_regex
     });
     let pre_tokenizer = match splits {
         [] => byte_level,
         _ => {
-            let steps: Vec<Json> = splits.iter().map(split).chain([byte_level]).collect();
+            let steps: Vec<Json> = splits.iter().map(|regex| split(regex)).chain([byte_level]).collect();
             json!({ "type": "Sequence", "pretokenizers": steps })
         }
     };
@@ -171,12 +192,37 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
         "added_tokens": vocabulary.added_tokens(),
         "normalizer": if pre.nfc { json!({ "type": "NFC" }) } else { Json::Null },
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(metadata, vocabulary, pre.add_bos)?,
+        "post_processor": post_processor(metadata, vocabulary, Begin::Default(pre.add_bos))?,
         "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
             "ignore_merges": pre.ignore_merges, "vocab": vocabulary.json(), "merges": merges
+        }
+    }))
+}
+
+/// Makes the step of a pre-tokenization that puts each match apart.
+fn split(regex: &str) -> Json {
+    json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false })
+}
+
+/// Merges over the characters of words, which `pre_tokenizer` finds; characters without a token are left out.
+fn words(metadata: &Metadata, vocabulary: &Vocabulary<'_>, pre_tokenizer: Json) -> Result<Json> {
+    let lowercase = metadata.flag(&format!("tokenizer.ggml.{LOWERCASE}"))?.unwrap_or(false);
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": if lowercase { json!({ "type": "Lowercase" }) } else { Json::Null },
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(metadata, vocabulary, Begin::Default(false))?,
+        "decoder": { "type": "Fuse" },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": vocabulary.types.contains(&token_type::BYTE),
+            "ignore_merges": false, "vocab": vocabulary.json(), "merges": merges(metadata)?
         }
     }))
 }
@@ -193,6 +239,9 @@ fn merges(metadata: &Metadata) -> Result<Vec<Json>> {
 
 /// Merges over text in which spaces are a character, newlines apart from the rest.
 fn merged(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
+    // As llama.cpp does: early files of Gemma 4 say that it has none.
+    let gemma = metadata.text("tokenizer.ggml.pre")? != Some("sarvam-moe");
+    let bos = if gemma { Begin::Always } else { Begin::Default(true) };
     let unknown = vocabulary.named(metadata, "tokenizer.ggml.unknown_token_id")?;
     let bytes = vocabulary.types.contains(&token_type::BYTE);
     let mut decoders = vec![json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " })];
@@ -209,7 +258,7 @@ fn merged(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
         "pre_tokenizer": {
             "type": "Split", "pattern": { "Regex": "[^\\n]+|\\n+" }, "behavior": "Isolated", "invert": false
         },
-        "post_processor": post_processor(metadata, vocabulary, true)?,
+        "post_processor": post_processor(metadata, vocabulary, bos)?,
         "decoder": { "type": "Sequence", "decoders": decoders },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown.map(|(_, token)| token),
@@ -254,7 +303,7 @@ fn sentence_piece(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Js
         "added_tokens": vocabulary.added_tokens(),
         "normalizer": { "type": "Sequence", "normalizers": normalizers },
         "pre_tokenizer": null,
-        "post_processor": post_processor(metadata, vocabulary, true)?,
+        "post_processor": post_processor(metadata, vocabulary, Begin::Default(true))?,
         "decoder": { "type": "Sequence", "decoders": decoders },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown.map(|(_, token)| token),
@@ -270,6 +319,7 @@ fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<V
     const SCORES: &str = "tokenizer.ggml.scores";
     let scores = list(metadata, SCORES, vocabulary.tokens.len(), |value| match value {
         Value::F32(score) => Some(*score),
+        Value::I32(score) => Some(*score as f32),
         _ => None,
     })?;
     let scores = scores.ok_or_else(|| metadata.fault(SCORES, "nothing", "the list of scores"))?;
@@ -295,14 +345,25 @@ fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<V
     Ok(cuts.iter().map(|&(_, l, r)| json!([vocabulary.tokens[l], vocabulary.tokens[r]])).collect())
 }
 
+/// Rule whether a text begins with BOS.
+#[derive(Clone, Copy)]
+enum Begin {
+    /// Whatever the file says.
+    Always,
+    /// As the file says, or this.
+    Default(bool),
+}
+
 /// Builds the post-processor: tokens added before and after a text.
-fn post_processor(metadata: &Metadata, vocabulary: &Vocabulary<'_>, default_bos: bool) -> Result<Json> {
-    let special = |flag: &str, default: bool, key: &str| -> Result<Option<(usize, &str)>> {
-        let wanted = metadata.flag(flag)?.unwrap_or(default);
-        Ok(vocabulary.named(metadata, key)?.filter(|_| wanted))
+fn post_processor(metadata: &Metadata, vocabulary: &Vocabulary<'_>, begin: Begin) -> Result<Json> {
+    let stated = metadata.flag("tokenizer.ggml.add_bos_token")?;
+    let with_bos = match begin {
+        Begin::Always => true,
+        Begin::Default(default) => stated.unwrap_or(default),
     };
-    let bos = special("tokenizer.ggml.add_bos_token", default_bos, "tokenizer.ggml.bos_token_id")?;
-    let eos = special("tokenizer.ggml.add_eos_token", false, "tokenizer.ggml.eos_token_id")?;
+    let with_eos = metadata.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let bos = vocabulary.named(metadata, "tokenizer.ggml.bos_token_id")?.filter(|_| with_bos);
+    let eos = vocabulary.named(metadata, "tokenizer.ggml.eos_token_id")?.filter(|_| with_eos);
     let piece = |token: &Option<(usize, &str)>| {
         token.map(|(_, t)| json!({ "SpecialToken": { "id": t, "type_id": 0 } }))
     };

@@ -136,6 +136,43 @@ fn merges_over_spaces_round_trip() {
     assert_same(dir.path(), tokens.len());
 }
 
+/// A tokenizer of words: white space separates them and is left out, characters without a token too.
+#[test]
+fn words_between_white_space_round_trip() {
+    let tokens = ["<s>", "</s>", "a", "b", "c", "é", "中", "ab", "abc", "B"];
+    let added = |id: usize| {
+        serde_json::json!({"id": id, "content": tokens[id], "special": true, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false})
+    };
+    let vocabulary: serde_json::Map<_, _> =
+        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), id.into())).collect();
+    for lowercase in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let json = serde_json::json!({
+            "version": "1.0", "added_tokens": [added(0), added(1)],
+            "normalizer": if lowercase { serde_json::json!({"type": "Lowercase"}) } else { serde_json::Value::Null },
+            "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": {"type": "Fuse"},
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": [["a", "b"], ["ab", "c"]]}
+        });
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let own = serde_json::json!({"bos_token": "<s>", "eos_token": "</s>"});
+        std::fs::write(dir.path().join("tokenizer_config.json"), own.to_string()).unwrap();
+        let (ours, theirs) = (by_gguf(dir.path(), 10, |_| {}).unwrap(), Tokenizer::load(dir.path()).unwrap());
+        // Words by hand: "abc" is one token, "a b" two, "?" none.
+        let expected: &[u32] = if lowercase { &[8, 2, 3, 5, 3, 6, 1] } else { &[8, 2, 3, 5, 9, 6, 1] };
+        let text = " abc\ta b?\u{3000}é\n\nB中</s> ";
+        assert_eq!(ours.encode(text, Bos::Never).unwrap(), expected);
+        assert_eq!(theirs.encode(text, Bos::Never).unwrap(), expected);
+        assert_eq!(ours.decode(&[8, 2]).unwrap(), "abca");
+        // As the pre-tokenizer of byte-level merges it is read too.
+        let named = by_gguf(dir.path(), 10, |metadata| {
+            metadata.retain(|(key, _)| key != "tokenizer.ggml.model");
+            metadata.push(("tokenizer.ggml.model".into(), Value::String("gpt2".into())));
+        });
+        assert_eq!(named.unwrap().encode(text, Bos::Never).unwrap(), expected);
+    }
+}
+
 #[test]
 fn tokenizers_of_the_shared_models_round_trip() {
     for (model, rows) in [("babyllama-105", 105), ("stories260K", 512), ("ref-8m", 4096)] {
@@ -248,6 +285,60 @@ fn scores_order_the_merges() {
     assert_eq!(early.chat_template(), Some("{{ messages }}"));
     assert_eq!(early.decode(&[1, 2, 8]).unwrap(), "abc");
     assert_eq!(early.encode("x", Bos::Never).unwrap(), [2, 0]);
+}
+
+/// A SentencePiece file that names no special tokens has those of llama.cpp, if they are control tokens.
+#[test]
+fn special_tokens_have_defaults() {
+    let dir = workspace().join("../shared/models/stories260K");
+    if !dir.exists() {
+        eprintln!("skipped: no ../shared/models/stories260K");
+        return;
+    }
+    let without = |metadata: &mut Vec<(String, Value)>| {
+        metadata.retain(|(key, _)| !key.ends_with("_token_id") && !key.ends_with("add_bos_token"));
+    };
+    let (ours, theirs) = (by_gguf(&dir, 512, without).unwrap(), Tokenizer::load(&dir).unwrap());
+    assert_eq!((ours.bos(), ours.eos()), (Some(1), Some(2)));
+    assert_eq!(ours.encode("a story", Bos::Auto).unwrap(), theirs.encode("a story", Bos::Auto).unwrap());
+    let plain = by_gguf(&dir, 512, |metadata| {
+        without(metadata);
+        for (key, value) in metadata.iter_mut() {
+            if let (true, Value::Array(_, types)) = (key == "tokenizer.ggml.token_type", value) {
+                types[1] = Value::I32(1);
+                types[2] = Value::I32(1);
+            }
+        }
+    });
+    let plain = plain.unwrap();
+    assert_eq!((plain.bos(), plain.eos()), (None, None));
+}
+
+/// Gemma 4 begins every text with BOS, whatever the file says.
+#[test]
+fn gemma_begins_with_bos() {
+    let tokens = ["<pad>", "<eos>", "<bos>", "a", "b", "ab"];
+    let json = |add| {
+        let pairs = [
+            ("tokenizer.ggml.model", Value::String("gemma4".into())),
+            ("tokenizer.ggml.tokens", Value::strings(tokens.map(str::to_owned))),
+            (
+                "tokenizer.ggml.token_type",
+                Value::Array(
+                    mantissa_store::gguf::ValueType::I32,
+                    [3, 3, 3, 1, 1, 1].map(Value::I32).to_vec(),
+                ),
+            ),
+            ("tokenizer.ggml.merges", Value::strings(["a b".to_owned()])),
+            ("tokenizer.ggml.bos_token_id", Value::U32(2)),
+            ("tokenizer.ggml.add_bos_token", Value::Bool(add)),
+        ];
+        let pairs = pairs.map(|(key, value)| (key.to_owned(), value));
+        tokenizer_json(&Metadata::from_pairs(Path::new("m.gguf"), pairs)).unwrap()
+    };
+    assert_eq!(json(false), json(true));
+    let tokenizer = Tokenizer::from_json(Path::new("m.gguf"), json(false).to_string().as_bytes()).unwrap();
+    assert_eq!(tokenizer.encode("ab", Bos::Auto).unwrap(), [2, 5]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub struct Counts {
     pub cut: usize,
     /// Lines left out, because every token that the loss counts lies beyond the length.
     pub too_long: usize,
-    /// Lines left out, because the loss counts none of their tokens at any length.
+    /// Lines left out, because they have no answer: the loss counts none of their tokens at any length.
     pub without_targets: usize,
     /// Tokens beyond the length up to the last that the loss counts, of lines that were cut or are too long.
     pub lost_tokens: u64,

@@ -15,6 +15,8 @@ pub(super) enum Line {
     Completion(String, String),
     /// A document.
     Text(String),
+    /// A line of one of these forms without an answer or text that the loss counts.
+    Unanswered,
 }
 
 /// Fault of a line.
@@ -60,25 +62,21 @@ impl Line {
                 return Err(Fault::new(field, found, allowed, "remove the field"));
             }
         }
+        let no_completion = fields.get("completion").is_some_and(Value::is_null);
         let mut take = |field: &str| fields.remove(field).filter(|value| !value.is_null());
         match (take("messages"), take("prompt"), take("completion"), take("text")) {
             (Some(messages), None, None, None) => {
                 let (messages, counted) = conversation("messages", messages)?;
-                counting(messages, counted)
+                Ok(counting(messages, counted))
             }
             (None, Some(Value::String(prompt)), Some(Value::String(completion)), None) => {
-                match completion.is_empty() {
-                    true => {
-                        let allowed = "a completion of one character or more";
-                        Err(Fault::new(
-                            "completion",
-                            "an empty completion",
-                            allowed,
-                            "write the answer, or remove the line",
-                        ))
-                    }
-                    false => Ok(Line::Completion(prompt, completion)),
-                }
+                Ok(match completion.is_empty() {
+                    true => Line::Unanswered,
+                    false => Line::Completion(prompt, completion),
+                })
+            }
+            (None, Some(Value::String(_) | Value::Array(_)), None, None) if no_completion => {
+                Ok(Line::Unanswered)
             }
             (None, Some(prompt @ Value::Array(_)), Some(completion @ Value::Array(_)), None) => {
                 let (mut messages, counted) = conversation("prompt", prompt)?;
@@ -86,9 +84,12 @@ impl Line {
                 let (answers, answer_counts) = conversation("completion", completion)?;
                 messages.extend(answers);
                 counted.extend(answer_counts);
-                counting(messages, counted)
+                Ok(counting(messages, counted))
             }
-            (None, None, None, Some(Value::String(text))) if !text.is_empty() => Ok(Line::Text(text)),
+            (None, None, None, Some(Value::String(text))) => Ok(match text.is_empty() {
+                true => Line::Unanswered,
+                false => Line::Text(text),
+            }),
             (messages, prompt, completion, text) => {
                 let found =
                     [("messages", messages), ("prompt", prompt), ("completion", completion), ("text", text)];
@@ -102,19 +103,11 @@ impl Line {
     }
 }
 
-/// Makes a conversation in which the loss counts at least one message.
-fn counting(messages: Vec<Message>, counted: Vec<bool>) -> Result<Line, Fault> {
+/// Makes a conversation, if the loss counts at least one message of it.
+fn counting(messages: Vec<Message>, counted: Vec<bool>) -> Line {
     match counted.contains(&true) {
-        true => Ok(Line::Messages(messages, counted)),
-        false => {
-            let found = "no message of the assistant that counts";
-            Err(Fault::new(
-                "messages",
-                found,
-                "one answer or more",
-                "add a message with \"role\": \"assistant\"",
-            ))
-        }
+        true => Line::Messages(messages, counted),
+        false => Line::Unanswered,
     }
 }
 

@@ -61,6 +61,7 @@ pub(super) fn marked(
             let spans = std::iter::once(prompt.len()..text.len()).collect();
             return Ok(Marked { text, bos: Bos::Auto, spans });
         }
+        Line::Unanswered => return Ok(Marked { text: String::new(), bos: Bos::Never, spans: Vec::new() }),
         Line::Messages(messages, counted) => (messages, counted),
     };
     let mut next = || {

@@ -8,8 +8,8 @@
 //! - `{"text": …}`: a document; the loss counts all of it.
 //!
 //! The end-of-text token follows a completion or document, and an answer at the end whose template writes none. A line
-//! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out. [`Counts`] has what was
-//! cut and left out. Lines share a
+//! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out, as is a line without an
+//! answer. [`Counts`] has what was cut and left out. Lines share a
 //! window of `length` inputs ([`ChatBatches`]), each as a sequence of its own: attention does not cross lines.
 
 mod counts;
@@ -109,21 +109,28 @@ impl Conversations {
             }
         }
         reader.add(pending, &mut render, &mut all)?;
-        if all.ends.is_empty() {
-            return Err(DataError::Field {
-                file: reader.file,
-                field: "lines".to_owned(),
-                found: format!("{} of {} lines without any", all.counts.left_out(), all.counts.lines),
-                allowed: match all.counts.too_long {
-                    0 => "a line with an answer; fix: add lines with answers".to_owned(),
-                    _ => format!(
-                        "a line with an answer within {length} tokens; fix: raise data.length (--length), {} holds every line",
-                        all.counts.longest
-                    ),
-                },
-            });
-        }
         Ok(all)
+    }
+
+    /// Checks that there is a line to train on; `files` names the files of the lines, which were read for windows of `length`
+    /// inputs.
+    ///
+    /// # Errors
+    /// [`DataError::Field`] with the number of lines left out.
+    pub fn require_lines(&self, files: &str, length: usize) -> Result<(), DataError> {
+        if !self.is_empty() {
+            return Ok(());
+        }
+        let Counts { lines, too_long, longest, .. } = self.counts;
+        let (allowed, fix) = match too_long {
+            0 => ("a line with an answer".to_owned(), "add lines with answers".to_owned()),
+            _ => (
+                format!("a line with an answer within {length} tokens"),
+                format!("raise data.length (--length), {longest} holds every line"),
+            ),
+        };
+        let found = format!("{} of {lines} lines without any; fix: {fix}", self.counts.left_out());
+        Err(DataError::Field { file: files.to_owned(), field: "lines".to_owned(), found, allowed })
     }
 
     /// Number of lines.

@@ -46,7 +46,8 @@ fn read_with(
         Ok(contexts.iter().map(|c| chat::render(template, c).map_err(|e| e.to_string())).collect())
     };
     let render: Option<&mut Render<'_>> = if template.is_some() { Some(&mut render) } else { None };
-    Conversations::read(&path, tokenizer, length, 1 << 30, render)
+    let read = Conversations::read(&path, tokenizer, length, 1 << 30, render)?;
+    read.require_lines("chat.jsonl", length).map(|()| read)
 }
 
 fn read(template: Option<&str>, lines: &str, length: usize) -> Result<Conversations, DataError> {
@@ -164,8 +165,6 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
         ("[1]", "got no object"),
         ("{}", "got none of these fields"),
         (r#"{"messages": 3}"#, "got \"messages\": a number"),
-        (r#"{"messages": []}"#, "no message of the assistant"),
-        (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "no message of the assistant"),
         (r#"{"messages": [{"role": "user"}]}"#, "message 1 with no text"),
         (r#"{"messages": [{"content": "a"}]}"#, "message 1 with no role"),
         (r#"{"messages": [{"role": "user", "content": [{"type": "image"}]}]}"#, "message 1 with no text"),
@@ -179,9 +178,7 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
             "without tools, got \"tools\"",
         ),
         (r#"{"prompt": "a"}"#, "got \"prompt\": a text"),
-        (r#"{"prompt": "a", "completion": ""}"#, "an empty completion"),
         (r#"{"prompt": "a", "completion": []}"#, "got \"prompt\": a text, \"completion\": a list"),
-        (r#"{"text": ""}"#, "got \"text\": an empty text"),
         (r#"{"text": "a", "messages": []}"#, "got \"messages\": a list, \"text\": a text"),
     ] {
         let error = read(Some(CHATML), &format!("{good}\n{line}\n"), 500).unwrap_err().to_string();
@@ -193,6 +190,40 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
     assert!(error.contains("line 1") && error.contains("roles must alternate"), "{error}");
     let error = read(None, &format!("{{\"text\": \"a\"}}\n{good}"), 500).unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("without a chat template"), "{error}");
+}
+
+/// Lines without an answer are counted and left out, in every form; alone they are an error.
+#[test]
+fn lines_without_an_answer_are_left_out() {
+    let good = messages(&[("user", "a"), ("assistant", "fox")]);
+    let without = [
+        r#"{"messages": []}"#,
+        r#"{"messages": [{"role": "user", "content": "a"}]}"#,
+        r#"{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}"#,
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}"#,
+        r#"{"prompt": "a", "completion": ""}"#,
+        r#"{"prompt": "a", "completion": null}"#,
+        r#"{"prompt": [{"role": "user", "content": "a"}], "completion": []}"#,
+        r#"{"prompt": [{"role": "user", "content": "a"}], "completion": null}"#,
+        r#"{"text": ""}"#,
+    ];
+    for line in without {
+        let found = read(Some(CHATML), &format!("{good}\n{line}\n{good}"), 500).unwrap();
+        let Counts { lines, rendered, without_targets, too_long, ended, .. } = found.counts;
+        assert_eq!(
+            (lines, rendered, without_targets, too_long, ended, found.len()),
+            (3, 2, 1, 0, 2, 2),
+            "{line}"
+        );
+        assert_eq!(found.places.without_targets.as_deref(), Some("chat.jsonl: line 2"), "{line}");
+        assert_eq!(found.line(0), found.line(1), "{line}");
+        let error = read(Some(CHATML), line, 500).unwrap_err().to_string();
+        let expected = "lines: expected a line with an answer, got 1 of 1 lines without any; fix: add lines with answers";
+        assert!(error.ends_with(expected), "{error}");
+        // No template is asked for.
+        let text = r#"{"text": "the fox"}"#;
+        assert_eq!(read(None, &format!("{line}\n{text}"), 500).unwrap().len(), 1, "{line}");
+    }
 }
 
 #[test]

@@ -105,9 +105,12 @@ fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()>
     let (rows, heading) = worst(done.units, (all, "units", "KL"), |row| row.candidates[row.chosen].kl);
     writeln!(out, "\n{heading}")?;
     unit_columns(rows).write(out)?;
-    let windows = done.windows;
+    let windows = match done.windows {
+        1 => "one window (± is no standard error)".to_owned(),
+        windows => format!("{windows} windows"),
+    };
     let scaled = if done.scaled { ", scaled per method and scheme to the KL of the whole model" } else { "" };
-    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows{scaled}"))
+    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows}{scaled}"))
 }
 
 /// Lists units with their chosen scheme and method, its KL, and the KL of the others.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use mantissa_eval::stats::with_error;
 use mantissa_jobs::{FitCandidate, FitUnit};
 
 use super::done::{Done, unit_columns};
@@ -55,7 +56,8 @@ fn verdict(done: &Done<'_>) -> String {
         Some(found) => {
             let word = found.verdict.as_ref().map_or_else(String::new, |word| format!(", {word}"));
             let (kl, se) = (number(Some(found.kl), 3), number(Some(found.kl_se), 2));
-            format!("KL {kl} ± {se} nats/token on held-out windows{word}, at {bits} bits per weight.")
+            let kl = with_error(&kl, &se, "nats/token", found.text.windows);
+            format!("KL {kl} on held-out windows{word}, at {bits} bits per weight.")
         }
         None => {
             let kl = number(Some(done.predicted_kl), 3);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use mantissa_eval::stats::with_error;
 use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::default_text;
 use mantissa_quant::{Digests, ErrorReport, Figures, LayerReport, Quality};
@@ -91,8 +92,8 @@ pub fn lines(quality: &Quality) -> Vec<(&'static str, String)> {
     let verdict = match &quality.evaluation {
         None => "quality loss not measured".to_owned(),
         Some(figures) => {
-            let (word, kl) = (judged(figures).word(), measured(figures.kl, figures.kl_se));
-            format!("{word}: KL {kl} nats/token on {}", default_text::shown(&figures.text.name))
+            let (word, kl) = (judged(figures).word(), measured_kl(figures));
+            format!("{word}: KL {kl} on {}", default_text::shown(&figures.text.name))
         }
     };
     let fallbacks = fallback_line(quality).map(|line| ("fallbacks", line));
@@ -127,8 +128,7 @@ fn verdict(page: &mut Page, path: &Path, (quality, extras): (&Quality, &Extras))
         return;
     };
     let verdict = judged(figures);
-    let rest =
-        Html::text(&format!(" at KL {} nats/token. Size {size}.", measured(figures.kl, figures.kl_se)));
+    let rest = Html::text(&format!(" at KL {}. Size {size}.", measured_kl(figures)));
     let lead = [Html::text("Quality loss "), Html::badge(verdict), rest];
     page.push(Html::element("p", &[("class", "lead")], lead));
     fallbacks(page, quality);
@@ -163,10 +163,13 @@ fn meaning(figures: &Figures) -> String {
     )
 }
 
-/// Formats a value with its standard error.
-fn measured(value: f64, error: f64) -> String {
-    let value = number(Some(value), 3);
-    if error.is_finite() { format!("{value} ± {}", number(Some(error), 2)) } else { value }
+/// Formats the mean KL with its standard error.
+fn measured_kl(figures: &Figures) -> String {
+    let (value, error) = (number(Some(figures.kl), 3), figures.kl_se);
+    match error.is_finite() {
+        true => with_error(&value, &number(Some(error), 2), "nats/token", figures.text.windows),
+        false => format!("{value} nats/token"),
+    }
 }
 
 /// Returns the bytes of the source's weight files.
@@ -287,7 +290,11 @@ fn evaluation(figures: &Figures) -> Table {
         ("Δ loss (nats/token)", figures.delta_nll, Some(figures.delta_nll_se)),
         ("KL of the source in bf16 (nats/token)", figures.noise_floor_kl, Some(figures.noise_floor_kl_se)),
     ] {
-        table.row([name.to_owned(), number(Some(value), 5), number(error, 2)]);
+        let error = match error {
+            Some(_) if figures.text.windows == 1 => "one window".to_owned(),
+            error => number(error, 2),
+        };
+        table.row([name.to_owned(), number(Some(value), 5), error]);
     }
     table.row(["predicted tokens".to_owned(), figures.predicted.to_string(), number(None, 2)]);
     table

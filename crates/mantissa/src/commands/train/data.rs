@@ -24,7 +24,7 @@ fn of_chat(chat: &ChatReport) -> String {
     for (n, what) in [
         (chat.held_out, "held out".to_owned()),
         (left_out.too_long, format!("left out (no token of an answer within {length} tokens)")),
-        (left_out.without_targets, "left out (nothing to learn)".to_owned()),
+        (left_out.without_targets, "left out (without an answer)".to_owned()),
         (*cut, format!("cut to {length} tokens")),
     ] {
         if n > 0 {
@@ -86,7 +86,7 @@ mod tests {
         let told = sentence(&DataReport::Chat(chat));
         assert!(
             told.ends_with(
-                "; 1 left out (no token of an answer within 64 tokens); 2 left out (nothing to learn); 3 cut to 64 tokens; \
+                "; 1 left out (no token of an answer within 64 tokens); 2 left out (without an answer); 3 cut to 64 tokens; \
                  50 tokens lost, 20 of answers"
             ),
             "{told}"
