@@ -45,6 +45,7 @@ fn references_match_the_binary() {
     part("recipes", &tables::recipes(), &str::eq);
     part("schemes", &tables::schemes(), &str::eq);
     part("keys", &tables::keys(), &str::eq);
+    part("recipe-keys", &tables::recipe_keys(), &str::eq);
     part("train-keys", &tables::settings(&TRAIN_TABLES), &str::eq);
     part("adapter-keys", &tables::settings(&["adapter"]), &str::eq);
     part("engines", &engines::sources(), &str::eq);
@@ -90,6 +91,7 @@ fn every_generated_part_is_checked() {
         "recipes",
         "schemes",
         "keys",
+        "recipe-keys",
         "train-keys",
         "adapter-keys",
         "engines",

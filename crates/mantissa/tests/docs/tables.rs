@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::fs;
 
 use mantissa_methods::e2e::{self, EndToEnd};
-use mantissa_methods::options::{Named, spec};
 use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
+use mantissa_options::{Key, Named, spec};
+use mantissa_quant::recipe::file_keys;
 use mantissa_train::config::declared::section;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -126,7 +127,8 @@ pub fn keys() -> String {
     let scheme = Scheme::int_symmetric(4, Blocks::Row);
     let methods = METHODS.iter().map(|row| (row.name, (row.new)(&scheme))).collect::<Vec<_>>();
     let transforms = TRANSFORMS.iter().map(|row| (row.name, (row.new)())).collect::<Vec<_>>();
-    let tuning: Named<'_> = (e2e::NAME, &EndToEnd::DEFAULT);
+    let end_to_end = EndToEnd::default();
+    let tuning: Named<'_> = (e2e::NAME, &end_to_end);
     let mut owners = methods.iter().map(|(name, method)| (*name, method.tables())).collect::<Vec<_>>();
     owners.extend(transforms.iter().map(|(name, transform)| (*name, transform.tables())));
     owners.push(("+e2e", vec![tuning]));
@@ -145,6 +147,31 @@ pub fn keys() -> String {
         }
     }
     page
+}
+
+/// The keys of recipe files beside these tables.
+pub fn recipe_keys() -> String {
+    let mut page = "| key | default | values | meaning |\n|---|---|---|---|\n".to_owned();
+    for key in file_keys() {
+        match &key.subkeys {
+            None => page += &key_row("", &key),
+            Some(subkeys) => {
+                writeln!(page, "| `[[{}]]` | | | {} |", key.name, key.help).unwrap();
+                subkeys.keys.iter().for_each(|key| page += &key_row("… ", key));
+            }
+        }
+    }
+    page
+}
+
+fn key_row(mark: &str, key: &Key) -> String {
+    let or = key.note.or.iter().map(|name| format!(", or `{name}`")).collect::<String>();
+    let default = match (key.note.needed, key.is_unset()) {
+        (true, _) => format!("needed{or}"),
+        (false, true) => String::new(),
+        (false, false) => format!("`{}`", key.default),
+    };
+    format!("| {mark}`{}` | {default} | {} | {} |\n", key.name, key.allowed, key.help)
 }
 
 /// The default of a key; where methods that share a table differ, each with its name.
