@@ -107,8 +107,10 @@ impl Faults {
     /// Adds the keys of `table`, whose path is `at`, that are neither declared nor in `beside`, and the needed ones that
     /// it lacks.
     pub fn check_keys(&mut self, table: &Table, at: &str, keys: &[Key], beside: &[&'static str]) {
-        let known: Vec<_> = keys.iter().map(|key| key.name).chain(beside.iter().copied()).collect();
-        for key in table.keys().filter(|key| !known.contains(&key.as_str())) {
+        let shown = keys.iter().filter(|key| !key.note.retired).map(|key| key.name);
+        let known: Vec<_> = shown.chain(beside.iter().copied()).collect();
+        let declared = |name: &str| keys.iter().any(|key| key.name == name) || beside.contains(&name);
+        for key in table.keys().filter(|key| !declared(key)) {
             let (table, key) = (at.to_owned(), key.to_owned());
             self.unknown.push(UnknownKey { table, key, known: known.clone() });
         }

@@ -122,11 +122,30 @@ pub struct Range(pub f64, pub f64);
 impl Range {
     /// All numbers.
     pub const ALL: Range = Range(f64::NEG_INFINITY, f64::INFINITY);
+
+    fn of(&self, value: &Value) -> Option<f64> {
+        number(value).filter(|n| (self.0..=self.1).contains(n))
+    }
+
+    fn text(&self) -> String {
+        if *self == Range::ALL {
+            "a number".to_owned()
+        } else {
+            format!("{} to {}", short(self.0), short(self.1))
+        }
+    }
+
+    fn why(&self, value: &Value) -> Refusal {
+        match number(value) {
+            Some(found) => Refusal::new(found.to_string(), self.text()),
+            None => Refusal::new(value.to_string(), "a number"),
+        }
+    }
 }
 
 impl Accepts<f64> for Range {
     fn read(&self, value: &Value) -> Option<f64> {
-        number(value).filter(|n| (self.0..=self.1).contains(n))
+        self.of(value)
     }
 
     fn print(&self, value: &f64) -> Option<Value> {
@@ -134,15 +153,35 @@ impl Accepts<f64> for Range {
     }
 
     fn allowed(&self) -> String {
-        if *self == Range::ALL { "a number".to_owned() } else { format!("{} to {}", self.0, self.1) }
+        self.text()
     }
 
     fn refusal(&self, value: &Value) -> Refusal {
-        match number(value) {
-            Some(found) => Refusal::new(found.to_string(), self.allowed()),
-            None => Refusal::new(value.to_string(), "a number"),
-        }
+        self.why(value)
     }
+}
+
+impl Accepts<f32> for Range {
+    fn read(&self, value: &Value) -> Option<f32> {
+        self.of(value).map(|number| number as f32)
+    }
+
+    fn print(&self, value: &f32) -> Option<Value> {
+        Some(shortest(*value).into())
+    }
+
+    fn allowed(&self) -> String {
+        self.text()
+    }
+
+    fn refusal(&self, value: &Value) -> Refusal {
+        self.why(value)
+    }
+}
+
+/// Writes a bound of a range; very small and large ones as powers of ten.
+fn short(bound: f64) -> String {
+    if bound != 0.0 && !(1e-4..1e7).contains(&bound.abs()) { format!("{bound:e}") } else { bound.to_string() }
 }
 
 fn number(value: &Value) -> Option<f64> {

@@ -13,14 +13,23 @@ pub struct Note {
     pub later: bool,
     /// True if printed settings leave the key out.
     pub hidden: bool,
+    /// True for a key of earlier versions, which neither pages nor messages show.
+    pub retired: bool,
     /// Key before which it is written, if this is not its place in the declaration.
     pub before: Option<&'static str>,
 }
 
 impl Note {
     /// Nothing to note.
-    pub const NONE: Note =
-        Note { example: None, needed: false, or: &[], later: false, hidden: false, before: None };
+    pub const NONE: Note = Note {
+        example: None,
+        needed: false,
+        or: &[],
+        later: false,
+        hidden: false,
+        retired: false,
+        before: None,
+    };
 
     /// The key came after files were written without it: it is written only if it differs from the default, so that
     /// files of earlier versions stay equal.
@@ -28,6 +37,9 @@ impl Note {
 
     /// Printed settings do not show the key; its table has a page of its own.
     pub const HIDDEN: Note = Note { hidden: true, ..Note::NONE };
+
+    /// Earlier versions wrote the key: it is still read and written, and shown nowhere.
+    pub const RETIRED: Note = Note { retired: true, ..Note::NONE };
 
     /// The key has no default, or one that depends on others; pages show this value.
     pub const fn example(value: &'static str) -> Note {

@@ -38,7 +38,7 @@ impl Section {
             (name, "") => format!("[{name}]\n"),
             (name, about) => format!("{:COMMENT$}# {about}\n", format!("[{name}]")),
         };
-        for key in self.keys.iter().filter(|key| !key.note.hidden) {
+        for key in self.keys.iter().filter(|key| !key.note.hidden && !key.note.retired) {
             let path = dotted(self.name, key.name);
             let value = chosen.iter().find(|(chosen, _)| *chosen == path).map(|(_, value)| &**value);
             text += &line(key, value, left_out.contains(&&*path));

@@ -5,9 +5,9 @@
 use std::borrow::Cow;
 
 use mantissa_num::{Accumulator, Rounding, Scheme};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use mantissa_options::{
+    Accepts, AtLeast, Faults, Flag, Note, Range, Subkeys, Subtable, Text, Unset, Value, Written, options,
+};
 
 use super::fault::{Faulty, TableFault, fault};
 use super::learned::check_learned;
@@ -17,71 +17,50 @@ use super::{Keep, LinearPolicy, Master, Policy};
 use crate::scaling::SCALING_OPTIONS;
 use crate::store::Precision;
 
-/// `[precision]` of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "docs/reference/training.md and the text of `config` describe every key")]
-pub struct PolicyTable {
-    #[serde(default = "fp32")]
-    pub policy: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub master: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gradients: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub head: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kv: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fprop: Option<FpropTable>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dgrad: Option<DgradTable>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wgrad: Option<WgradTable>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep: Option<KeepTable>,
-}
-
-impl Default for PolicyTable {
-    fn default() -> Self {
-        PolicyTable {
-            policy: fp32(),
-            scaling: None,
-            weights: None,
-            master: None,
-            gradients: None,
-            head: None,
-            kv: None,
-            fprop: None,
-            dgrad: None,
-            wgrad: None,
-            keep: None,
-        }
+options! {
+    /// `[precision]` of a run.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct PolicyTable {
+        /// fp32 fp16 bf16 … nvfp4; `mantissa train --show-policy nvfp4` prints one
+        policy: String = "fp32".to_owned(), Text;
+        /// rule of fp16's loss scale: pytorch (the default) or megatron
+        scaling: Option<String>, Unset(Text), Note::example("\"megatron\"");
+        /// dtype of the weights
+        weights: Option<String>, Unset(Text), Note::HIDDEN;
+        /// master copy of the weights
+        master: Option<String>, Unset(Text), Note::HIDDEN;
+        /// dtype of the gradients
+        gradients: Option<String>, Unset(Text), Note::HIDDEN;
+        /// dtype of the head's operands
+        head: Option<String>, Unset(Text), Note::HIDDEN;
+        /// storage of keys and values in attention
+        kv: Option<String>, Unset(Text), Note::HIDDEN;
+        /// operands of the forward product
+        fprop: Option<FpropTable>, Unset(Subtable("")), Note::HIDDEN;
+        /// operands of the product that gives the gradient of the inputs
+        dgrad: Option<DgradTable>, Unset(Subtable("")), Note::HIDDEN;
+        /// operands of the product that gives the gradient of the weights
+        wgrad: Option<WgradTable>, Unset(Subtable("")), Note::HIDDEN;
+        /// layers at the ends that are not quantized
+        keep: Option<KeepTable>, Unset(Subtable("")), Note::HIDDEN;
     }
 }
 
-fn fp32() -> String {
-    "fp32".to_owned()
-}
-
 macro_rules! gemm_table {
-    ($(#[$doc:meta])* $name:ident, $left:ident, $right:ident) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
-        pub struct $name {
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub $left: Option<OperandTable>,
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub $right: Option<OperandTable>,
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub hadamard: Option<RotationTable>,
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub accumulator: Option<String>,
+    ($(#[doc = $doc:literal])* $name:ident, $left:ident, $right:ident) => {
+        options! {
+            $(#[doc = $doc])*
+            #[derive(Clone, Debug, PartialEq)]
+            pub struct $name {
+                /// left operand
+                $left: Option<OperandTable>, Unset(Operand);
+                /// right operand
+                $right: Option<OperandTable>, Unset(Operand);
+                /// rotation of both operands along the contraction axis
+                hadamard: Option<RotationTable>, Unset(Subtable(""));
+                /// accumulator of the sums
+                accumulator: Option<String>, Unset(Text);
+            }
         }
     };
 }
@@ -99,84 +78,90 @@ gemm_table!(
     WgradTable, dy, x
 );
 
-/// Operand: a scheme, or a table with one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct OperandTable {
-    pub scheme: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub round: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub scales: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub headroom: Option<f32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask: Option<bool>,
-}
-
-impl<'de> Deserialize<'de> for OperandTable {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// The table form.
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Keys {
-            scheme: String,
-            round: Option<String>,
-            scales: Option<String>,
-            source: Option<String>,
-            headroom: Option<f32>,
-            mask: Option<bool>,
-        }
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = OperandTable;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(
-                    "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom, \
-                     mask }",
-                )
-            }
-            fn visit_str<E>(self, scheme: &str) -> Result<OperandTable, E> {
-                Ok(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() })
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OperandTable, A::Error> {
-                let Keys { scheme, round, scales, source, headroom, mask } =
-                    Keys::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(OperandTable { scheme, round, scales, source, headroom, mask })
-            }
-        }
-        deserializer.deserialize_any(Either)
+options! {
+    /// Operand: a scheme, or a table with one.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct OperandTable {
+        /// scheme of the values
+        scheme: String, Text, Note::needed("\"nvfp4\"");
+        /// rounding
+        round: Option<String>, Unset(Text);
+        /// rule of the scales, in place of the scheme's
+        scales: Option<String>, Unset(Text);
+        /// values that are rounded
+        source: Option<String>, Unset(Text);
+        /// factor by which scales exceed the rule's
+        headroom: Option<f32>, Unset(Range::ALL);
+        /// true: no gradient for values that are clipped
+        mask: Option<bool>, Unset(Flag);
     }
 }
 
-/// `hadamard` of a matmul.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RotationTable {
-    pub order: usize,
-    #[serde(default = "plain")]
-    pub signs: String,
+/// Schemes, and tables with one.
+struct Operand;
+
+/// Tables of operands.
+const OPERAND: Subtable = Subtable("");
+
+impl Accepts<OperandTable> for Operand {
+    fn read(&self, value: &Value) -> Option<OperandTable> {
+        match value.as_str() {
+            Some(scheme) => Some(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() }),
+            None => OPERAND.read(value),
+        }
+    }
+
+    fn print(&self, table: &OperandTable) -> Option<Value> {
+        OPERAND.print(table)
+    }
+
+    fn allowed(&self) -> String {
+        "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom, mask }"
+            .to_owned()
+    }
+
+    fn take(&self, value: &Value, key: &str, faults: &mut Faults) -> Option<OperandTable> {
+        if value.is_table() {
+            return OPERAND.take(value, key, faults);
+        }
+        let read = self.read(value);
+        if read.is_none() {
+            faults.refuse(key, self.refusal(value));
+        }
+        read
+    }
+
+    fn write(&self, table: &OperandTable) -> Option<Written> {
+        OPERAND.write(table)
+    }
+
+    fn subkeys(&self) -> Option<Subkeys> {
+        Accepts::<OperandTable>::subkeys(&OPERAND)
+    }
 }
 
-fn plain() -> String {
-    "plain".to_owned()
+options! {
+    /// `hadamard` of a matmul.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RotationTable {
+        /// order of the rotation
+        order: usize, AtLeast(0), Note::needed("16");
+        /// signs of its rows
+        signs: String = "plain".to_owned(), Text;
+    }
 }
 
-/// `keep`: layers at the ends that are not quantized.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KeepTable {
-    #[serde(default)]
-    pub first: f64,
-    #[serde(default)]
-    pub last: f64,
-    #[serde(default = "bf16")]
-    pub dtype: String,
-}
-
-fn bf16() -> String {
-    "bf16".to_owned()
+options! {
+    /// `keep`: layers at the ends that are not quantized.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct KeepTable {
+        /// share of the layers at the start
+        first: f64 = 0.0, Range::ALL;
+        /// share of the layers at the end
+        last: f64 = 0.0, Range::ALL;
+        /// their dtype
+        dtype: String = "bf16".to_owned(), Text;
+    }
 }
 
 /// Names of the storage dtypes.
@@ -209,7 +194,7 @@ impl PolicyTable {
     /// Returns the table of a recipe below 16 bits.
     pub fn named(name: &str) -> Option<Self> {
         let recipe = recipes().iter().find(|recipe| recipe.name == name)?;
-        toml::from_str(recipe.table).ok()
+        mantissa_options::from_toml(recipe.table).ok()
     }
 
     /// Returns the policy; `seed` is for stochastically rounded updates.
@@ -468,17 +453,21 @@ mod tests {
     /// The output of `--show-policy` is the policy again, also under another name.
     #[test]
     fn printed_policies_are_read_back() {
-        #[derive(Deserialize)]
-        struct Section {
-            precision: PolicyTable,
+        /// Reads `[precision]`.
+        fn precision(text: &str) -> PolicyTable {
+            let file: toml::Table = text.parse().unwrap();
+            let mut faults = Faults::default();
+            let table = mantissa_options::read(file["precision"].as_table().unwrap(), "", &mut faults);
+            assert!(faults.is_empty(), "{text}: {faults:?}");
+            table
         }
         for name in Policy::names() {
             let policy = Policy::by_name(name, 7).unwrap();
             let text = policy.to_toml();
-            let mut section: Section = toml::from_str(&text).unwrap();
-            assert_eq!(section.precision.policy(7).unwrap(), policy, "{text}");
-            section.precision.policy = "fp32".to_owned();
-            let same = section.precision.policy(7);
+            let mut table = precision(&text);
+            assert_eq!(table.policy(7).unwrap(), policy, "{text}");
+            table.policy = "fp32".to_owned();
+            let same = table.policy(7);
             // Loss scaling belongs to f16 weights, which the table states before it.
             assert_eq!(same.unwrap().linear, policy.linear, "{text}");
         }
@@ -506,11 +495,12 @@ mod tests {
             ("policy = \"bf16\"\nmaster = \"int8\"", "weights bf16"),
             ("scaling = \"pytorch\"", "scaling pytorch"),
         ] {
-            let table: PolicyTable = toml::from_str(text).unwrap();
+            let table: PolicyTable = mantissa_options::from_toml(text).unwrap();
             let fault = table.policy(1).unwrap_err();
             assert_eq!(format!("{} {}", fault.key, fault.found), expected, "{}", fault.allowed);
         }
-        let unknown = toml::from_str::<PolicyTable>("fprop.x = { sheme = \"bf16\" }").unwrap_err();
-        assert!(unknown.to_string().contains("sheme"), "{unknown}");
+        let unknown =
+            mantissa_options::from_toml::<PolicyTable>("fprop.x = { sheme = \"bf16\" }").unwrap_err();
+        assert!(unknown.starts_with("fprop.x.sheme: expected scheme, "), "{unknown}");
     }
 }

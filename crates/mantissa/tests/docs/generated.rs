@@ -48,6 +48,7 @@ fn references_match_the_binary() {
     part("recipe-keys", &tables::recipe_keys(), &str::eq);
     part("train-keys", &tables::settings(&TRAIN_TABLES), &str::eq);
     part("adapter-keys", &tables::settings(&["adapter"]), &str::eq);
+    part("optimizer-keys", &tables::own_keys(), &str::eq);
     part("engines", &engines::sources(), &str::eq);
     part("load-tests", &engines::loads(), &str::eq);
     part("offers", &figures::offers(), &str::eq);
@@ -94,6 +95,7 @@ fn every_generated_part_is_checked() {
         "recipe-keys",
         "train-keys",
         "adapter-keys",
+        "optimizer-keys",
         "engines",
         "load-tests",
         "offers",

@@ -8,7 +8,7 @@ use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
 use mantissa_options::{Key, Named, spec};
 use mantissa_quant::recipe::file_keys;
-use mantissa_train::config::declared::section;
+use mantissa_train::config::{optimizer_keys, section};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -253,4 +253,14 @@ fn trimmed(text: &str) -> String {
 pub fn settings(tables: &[&str]) -> String {
     let print = |name: &&str| section(name).expect("a table of the settings").print(&[], &[]);
     format!("```toml\n{}```\n", tables.iter().map(print).collect::<Vec<_>>().join("\n"))
+}
+
+/// Own keys of the optimizers.
+pub fn own_keys() -> String {
+    let mut table = "| kind | key | default | values | meaning |\n|---|---|---|---|---|\n".to_owned();
+    for (kind, keys) in optimizer_keys() {
+        writeln!(table, "| `{kind}` | | | | |").unwrap();
+        keys.iter().for_each(|key| table += &format!("| {}", key_row("", key)));
+    }
+    table
 }
