@@ -117,18 +117,18 @@ impl Accepts<u64> for AtLeast {
 
 /// Numbers from the first to the second, with or without a decimal point.
 #[derive(PartialEq)]
-pub struct Range(pub f64, pub f64);
+pub struct Within(pub f64, pub f64);
 
-impl Range {
+impl Within {
     /// All numbers.
-    pub const ALL: Range = Range(f64::NEG_INFINITY, f64::INFINITY);
+    pub const ALL: Within = Within(f64::NEG_INFINITY, f64::INFINITY);
 
     fn of(&self, value: &Value) -> Option<f64> {
         number(value).filter(|n| (self.0..=self.1).contains(n))
     }
 
     fn text(&self) -> String {
-        if *self == Range::ALL {
+        if *self == Within::ALL {
             "a number".to_owned()
         } else {
             format!("{} to {}", short(self.0), short(self.1))
@@ -143,7 +143,7 @@ impl Range {
     }
 }
 
-impl Accepts<f64> for Range {
+impl Accepts<f64> for Within {
     fn read(&self, value: &Value) -> Option<f64> {
         self.of(value)
     }
@@ -161,7 +161,7 @@ impl Accepts<f64> for Range {
     }
 }
 
-impl Accepts<f32> for Range {
+impl Accepts<f32> for Within {
     fn read(&self, value: &Value) -> Option<f32> {
         self.of(value).map(|number| number as f32)
     }

@@ -26,7 +26,7 @@ pub use declared::{Declared, Named, NamedMut, OptionValue, TableSpec, set, setti
 pub use faults::{Faults, MissingKey, Refusal, RefusedValue, UnknownKey, dotted, suggestion};
 pub use key::{Key, Subkeys};
 pub use kinds::{
-    AnyTable, AtLeast, Count, Flag, Fraction, Number, OneOf, Range, Seed, Text, Texts, Unset, shortest,
+    AnyTable, AtLeast, Count, Flag, Fraction, Number, OneOf, Seed, Text, Texts, Unset, Within, shortest,
 };
 pub use note::Note;
 pub use page::{Section, sections};

@@ -113,8 +113,8 @@ macro_rules! options {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use crate::{
-        AtLeast, Count, Declared, Faults, Flag, Fraction, ListOf, Note, Number, OneOf, Range, Seed, Subtable,
-        Text, Texts, Unset, from_toml, read, sections, settings, to_toml,
+        AtLeast, Count, Declared, Faults, Flag, Fraction, ListOf, Note, Number, OneOf, Seed, Subtable, Text,
+        Texts, Unset, Within, from_toml, read, sections, settings, to_toml,
     };
 
     const SIDES: [(&str, u8); 2] = [("left", 0), ("right", 1)];
@@ -162,7 +162,7 @@ mod tests {
             /// separator
             split: Option<String>, Unset(Text), Note::example("\"|\"");
             /// newer than the others
-            eps: f64 = 1e-8, Range(0.0, 1.0), Note::LATER.before("batch");
+            eps: f64 = 1e-8, Within(0.0, 1.0), Note::LATER.before("batch");
         }
     }
 

@@ -1,6 +1,6 @@
 //! `[adapter]`: fine-tuning with adapters over the frozen initial model.
 
-use mantissa_options::{AtLeast, Flag, Note, Range, Text, Texts, Unset, options};
+use mantissa_options::{AtLeast, Flag, Note, Text, Texts, Unset, Within, options};
 
 use crate::lora::{Init, Lora, Tuning};
 use crate::policy::TableFault;
@@ -20,11 +20,11 @@ options! {
         /// of the update
         rank: usize = Lora::default().rank, AtLeast(0);
         /// scale: alpha / rank, or alpha / sqrt(rank) with rslora
-        alpha: f64 = Lora::default().alpha, Range::ALL;
+        alpha: f64 = Lora::default().alpha, Within::ALL;
         /// true: the scale alpha / sqrt(rank)
         rslora: bool = false, Flag;
         /// share of the adapters' inputs set to 0
-        dropout: f64 = 0.0, Range::ALL, Note::NONE.before("rslora");
+        dropout: f64 = 0.0, Within::ALL, Note::NONE.before("rslora");
         /// linear layers, by module name or the last parts of it
         targets: Vec<String> = Lora::default().targets, Texts;
         /// other tensors that train whole, such as "*norm" or "lm_head"

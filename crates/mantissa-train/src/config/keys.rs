@@ -1,7 +1,7 @@
 //! Tables of the settings. Each key is declared once: name, type, default, accepted values and meaning.
 
 use mantissa_options::{
-    AnyTable, AtLeast, Declared, Flag, Note, Range, Section, Subtable, Text, Texts, Unset, options, sections,
+    AnyTable, AtLeast, Declared, Flag, Note, Section, Subtable, Text, Texts, Unset, Within, options, sections,
 };
 use toml::Table;
 
@@ -55,11 +55,11 @@ options! {
         /// an unquantized model whose weights it starts from; stands for config and tokenizer too
         init: Option<String>, Unset(Text), Note::example("\"model\"");
         /// standard deviation of initial weights
-        std: f64 = 0.02, Range(0.0, 1e3);
+        std: f64 = 0.02, Within(0.0, 1e3);
         /// the keys of a Hugging Face config.json
         architecture: Option<Table>, Unset(AnyTable), Note::HIDDEN;
         /// factor of the load-balancing loss of experts; 0: none
-        balance: Option<f64>, Unset(Range(0.0, 1e3)), Note::example("0.001");
+        balance: Option<f64>, Unset(Within(0.0, 1e3)), Note::example("0.001");
     }
 }
 
@@ -70,9 +70,9 @@ options! {
         /// its folder or .gguf file; without it model.init, unquantized
         teacher: Option<String>, Unset(Text), Note::example("\"large\"");
         /// weight of the divergence; the loss on the text has 1 - weight
-        weight: Option<f64>, Unset(Range(0.0, 1.0)), Note::example("1.0");
+        weight: Option<f64>, Unset(Within(0.0, 1.0)), Note::example("1.0");
         /// divides both models' logits; the divergence is multiplied by its square
-        temperature: Option<f64>, Unset(Range(0.05, 100.0)), Note::example("1.0");
+        temperature: Option<f64>, Unset(Within(0.05, 100.0)), Note::example("1.0");
         /// windows of text that the teacher generates, besides data.files
         generated: usize = 0, AtLeast(0);
     }
@@ -115,7 +115,7 @@ options! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Validation {
         /// share of the documents that is held out, or files
-        share: f64 = 0.0, Range(0.0, 0.5);
+        share: f64 = 0.0, Within(0.0, 0.5);
         /// held-out texts or conversations
         files: Vec<String>, Texts, Note::NONE.before("share");
         /// steps between two measurements; the last step has one too
@@ -150,7 +150,7 @@ options! {
         /// new tokens of each
         tokens: usize = 32, AtLeast(1);
         /// 0: greedy
-        temperature: f64 = 0.0, Range(0.0, 100.0);
+        temperature: f64 = 0.0, Within(0.0, 100.0);
     }
 }
 
@@ -172,13 +172,13 @@ options! {
         /// steps with a rising learning rate
         warmup: u64 = 0, AtLeast(0);
         /// last learning rate as a share of lr
-        min_ratio: f64 = 0.1, Range(0.0, 1.0);
+        min_ratio: f64 = 0.1, Within(0.0, 1.0);
         /// of wsd: steps of the decay
         decay_steps: u64 = 0, AtLeast(0);
         /// wall time over all processes of the run, instead of steps; with wsd
-        minutes: f64 = 0.0, Range(0.0, 1e6), Note::example("30.0").later().before("kind");
+        minutes: f64 = 0.0, Within(0.0, 1e6), Note::example("30.0").later().before("kind");
         /// share of the minutes in which the learning rate decays
-        decay_share: f64 = 0.2, Range(0.0, 0.9), Note::LATER;
+        decay_share: f64 = 0.2, Within(0.0, 0.9), Note::LATER;
     }
 }
 

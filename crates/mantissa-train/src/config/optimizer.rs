@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use mantissa_options::{
-    Accepts, Declared, Faults, Flag, Key, Note, Range, Refusal, Table, Texts, Value, Written, dotted, options,
+    Accepts, Declared, Faults, Flag, Key, Note, Refusal, Table, Texts, Value, Within, Written, dotted,
+    options,
 };
 
 use crate::optim::keys::{Fault, OptimizerKeys};
@@ -35,24 +36,24 @@ options! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct CommonKeys {
         /// peak learning rate
-        lr: f64, Range(0.0, 1e6), Note::needed("1e-3");
+        lr: f64, Within(0.0, 1e6), Note::needed("1e-3");
         /// decoupled, times the learning rate
-        weight_decay: f64 = 0.1, Range(0.0, 1e3);
+        weight_decay: f64 = 0.1, Within(0.0, 1e3);
         /// also norms, biases, and names such as "*.down_proj.weight"
         decay: Vec<String> = DecayGroups::default().decay, Texts;
         /// exceptions from decay
         no_decay: Vec<String>, Texts;
         /// gradient clipping; 0: none
-        max_norm: f64 = 1.0, Range(0.0, 1e30);
+        max_norm: f64 = 1.0, Within(0.0, 1e30);
         /// true: moments in a file of the run's folder instead of memory
         paged: bool = false, Flag, Note::LATER;
         /// factors of the learning rate, by group or name
-        lr_scale: BTreeMap<String, f64>, Factors(Range(0.0, 1e6)), Note::example("{ embeddings = 0.1 }").later();
+        lr_scale: BTreeMap<String, f64>, Factors(Within(0.0, 1e6)), Note::example("{ embeddings = 0.1 }").later();
     }
 }
 
 /// Tables of factors in this range.
-struct Factors(Range);
+struct Factors(Within);
 
 impl Accepts<BTreeMap<String, f64>> for Factors {
     fn read(&self, value: &Value) -> Option<BTreeMap<String, f64>> {

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use mantissa_kernels::kernels;
-use mantissa_options::{Flag, Range, options};
+use mantissa_options::{Flag, Within, options};
 
 use super::keys::{Fault, MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
 use super::matrix::shape;
@@ -39,15 +39,15 @@ options! {
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
         /// decay of the first moment; 0: none is kept
-        beta1: f64 = 0.0, Range(0.0, 0.999_999);
+        beta1: f64 = 0.0, Within(0.0, 0.999_999);
         /// exponent of the step in the decay of the second moment
-        decay_rate: f64 = -0.8, Range(-10.0, -1e-6);
+        decay_rate: f64 = -0.8, Within(-10.0, -1e-6);
         /// largest RMS of an update
-        clip_threshold: f64 = 1.0, Range(1e-6, 1e30);
+        clip_threshold: f64 = 1.0, Within(1e-6, 1e30);
         /// term added to squared gradients
-        eps1: f64 = 1e-30, Range(0.0, 1.0);
+        eps1: f64 = 1e-30, Within(0.0, 1.0);
         /// smallest RMS of a tensor that scales its update
-        eps2: f64 = 1e-3, Range(0.0, 1.0);
+        eps2: f64 = 1e-3, Within(0.0, 1.0);
         /// updates are multiplied by the RMS of the tensor
         scale_parameter: bool = true, Flag;
         /// lr multiplies min(0.01, 1/√t)

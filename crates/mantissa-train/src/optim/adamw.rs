@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_model::LoadError;
-use mantissa_options::{Note, Range, options};
+use mantissa_options::{Note, Within, options};
 
 use super::keys::{MomentKeys, NamedFormat, Only, OptimizerKeys, OptimizerKind};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
@@ -38,11 +38,11 @@ options! {
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
         /// of adamw: decay of the first moment
-        beta1: f64 = 0.9, Range(0.0, 0.999_999);
+        beta1: f64 = 0.9, Within(0.0, 0.999_999);
         /// of adamw: decay of the second moment
-        beta2: f64 = 0.95, Range(0.0, 0.999_999_9);
+        beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
         /// of adamw: term added to the root
-        eps: f64 = 1e-8, Range(1e-30, 1.0);
+        eps: f64 = 1e-8, Within(1e-30, 1.0);
         /// of other optimizers
         momentum: f64 = 0.9, Only(0.9), Note::RETIRED;
         /// of other optimizers

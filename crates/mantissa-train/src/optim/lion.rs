@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use mantissa_options::{Range, options};
+use mantissa_options::{Within, options};
 
 use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
@@ -27,9 +27,9 @@ options! {
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
         /// share of the mean in the direction of an update
-        beta1: f64 = 0.9, Range(0.0, 0.999_999);
+        beta1: f64 = 0.9, Within(0.0, 0.999_999);
         /// decay of the mean
-        beta2: f64 = 0.99, Range(0.0, 0.999_999_9);
+        beta2: f64 = 0.99, Within(0.0, 0.999_999_9);
     }
 }
 

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use mantissa_kernels::kernels;
-use mantissa_options::{Flag, OneOf, Range, options};
+use mantissa_options::{Flag, OneOf, Within, options};
 
 use super::adamw::AdamWMethod;
 use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
@@ -43,19 +43,19 @@ options! {
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
         /// decay of the momentum
-        momentum: f64 = 0.95, Range(0.0, 0.999_999);
+        momentum: f64 = 0.95, Within(0.0, 0.999_999);
         /// Nesterov momentum
         nesterov: bool = true, Flag;
         /// Newton-Schulz iterations
-        iterations: f64 = 5.0, Range(1.0, 20.0);
+        iterations: f64 = 5.0, Within(1.0, 20.0);
         /// factor of an update, by the shape of the weight
         scale: Scale = Scale::Rms, OneOf(&SCALES);
         /// AdamW of other tensors: decay of the first moment
-        beta1: f64 = 0.9, Range(0.0, 0.999_999);
+        beta1: f64 = 0.9, Within(0.0, 0.999_999);
         /// AdamW of other tensors: decay of the second moment
-        beta2: f64 = 0.95, Range(0.0, 0.999_999_9);
+        beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
         /// AdamW of other tensors: term added to the root
-        eps: f64 = 1e-8, Range(1e-30, 1.0);
+        eps: f64 = 1e-8, Within(1e-30, 1.0);
     }
 }
 

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use mantissa_model::LoadError;
-use mantissa_options::{Flag, Note, Range, options};
+use mantissa_options::{Flag, Note, Within, options};
 
 use super::keys::{Fault, MomentKeys, NamedFormat, Only, OptimizerKeys, OptimizerKind};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
@@ -39,7 +39,7 @@ options! {
         /// of other optimizers
         eps: f64 = 1e-8, Only(1e-8), Note::RETIRED;
         /// factor of the buffer; 0 keeps none
-        momentum: f64 = 0.9, Range(0.0, 0.999_999);
+        momentum: f64 = 0.9, Within(0.0, 0.999_999);
         /// Nesterov momentum
         nesterov: bool = false, Flag;
     }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kernels};
-use mantissa_options::{Range, options};
+use mantissa_options::{Within, options};
 
 use super::adamw::AdamWMethod;
 use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
@@ -39,15 +39,15 @@ options! {
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
         /// decay of the first moment
-        beta1: f64 = 0.95, Range(0.0, 0.999_999);
+        beta1: f64 = 0.95, Within(0.0, 0.999_999);
         /// decay of the second moment and of the preconditioners
-        beta2: f64 = 0.95, Range(0.0, 0.999_999_9);
+        beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
         /// term added to the root
-        eps: f64 = 1e-8, Range(1e-30, 1.0);
+        eps: f64 = 1e-8, Within(1e-30, 1.0);
         /// steps between two refreshes of the bases
-        frequency: f64 = 10.0, Range(1.0, 1e6);
+        frequency: f64 = 10.0, Within(1.0, 1e6);
         /// longest side of a preconditioner
-        block: f64 = 128.0, Range(8.0, 1024.0);
+        block: f64 = 128.0, Within(8.0, 1024.0);
     }
 }
 

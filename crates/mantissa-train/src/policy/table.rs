@@ -5,190 +5,15 @@
 use std::borrow::Cow;
 
 use mantissa_num::{Accumulator, Rounding, Scheme};
-use mantissa_options::{
-    Accepts, AtLeast, Faults, Flag, Note, Range, Subkeys, Subtable, Text, Unset, Value, Written, options,
-};
 
 use super::fault::{Faulty, TableFault, fault};
+use super::keys::{DgradTable, FpropTable, KeepTable, OperandTable, PolicyTable, RotationTable, WgradTable};
 use super::learned::check_learned;
 use super::named::recipes;
 use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
 use super::{Keep, LinearPolicy, Master, Policy};
 use crate::scaling::SCALING_OPTIONS;
 use crate::store::Precision;
-
-options! {
-    /// `[precision]` of a run.
-    #[derive(Clone, Debug, PartialEq)]
-    pub struct PolicyTable {
-        /// fp32 fp16 bf16 … nvfp4; `mantissa train --show-policy nvfp4` prints one
-        policy: String = "fp32".to_owned(), Text;
-        /// rule of fp16's loss scale: pytorch (the default) or megatron
-        scaling: Option<String>, Unset(Text), Note::example("\"megatron\"");
-        /// dtype of the weights
-        weights: Option<String>, Unset(Text), Note::HIDDEN;
-        /// master copy of the weights
-        master: Option<String>, Unset(Text), Note::HIDDEN;
-        /// dtype of the gradients
-        gradients: Option<String>, Unset(Text), Note::HIDDEN;
-        /// dtype of the head's operands
-        head: Option<String>, Unset(Text), Note::HIDDEN;
-        /// storage of keys and values in attention
-        kv: Option<String>, Unset(Text), Note::HIDDEN;
-        /// operands of the forward product
-        fprop: Option<FpropTable>, Unset(Subtable("")), Note::HIDDEN;
-        /// operands of the product that gives the gradient of the inputs
-        dgrad: Option<DgradTable>, Unset(Subtable("")), Note::HIDDEN;
-        /// operands of the product that gives the gradient of the weights
-        wgrad: Option<WgradTable>, Unset(Subtable("")), Note::HIDDEN;
-        /// layers at the ends that are not quantized
-        keep: Option<KeepTable>, Unset(Subtable("")), Note::HIDDEN;
-    }
-}
-
-macro_rules! gemm_table {
-    ($(#[doc = $doc:literal])* $name:ident, $left:ident, $right:ident) => {
-        options! {
-            $(#[doc = $doc])*
-            #[derive(Clone, Debug, PartialEq)]
-            pub struct $name {
-                /// left operand
-                $left: Option<OperandTable>, Unset(Operand);
-                /// right operand
-                $right: Option<OperandTable>, Unset(Operand);
-                /// rotation of both operands along the contraction axis
-                hadamard: Option<RotationTable>, Unset(Subtable(""));
-                /// accumulator of the sums
-                accumulator: Option<String>, Unset(Text);
-            }
-        }
-    };
-}
-
-gemm_table!(
-    /// `[precision.fprop]`.
-    FpropTable, x, w
-);
-gemm_table!(
-    /// `[precision.dgrad]`.
-    DgradTable, dy, w
-);
-gemm_table!(
-    /// `[precision.wgrad]`.
-    WgradTable, dy, x
-);
-
-options! {
-    /// Operand: a scheme, or a table with one.
-    #[derive(Clone, Debug, PartialEq)]
-    pub struct OperandTable {
-        /// scheme of the values
-        scheme: String, Text, Note::needed("\"nvfp4\"");
-        /// rounding
-        round: Option<String>, Unset(Text);
-        /// rule of the scales, in place of the scheme's
-        scales: Option<String>, Unset(Text);
-        /// values that are rounded
-        source: Option<String>, Unset(Text);
-        /// factor by which scales exceed the rule's
-        headroom: Option<f32>, Unset(Range::ALL);
-        /// true: no gradient for values that are clipped
-        mask: Option<bool>, Unset(Flag);
-    }
-}
-
-/// Schemes, and tables with one.
-struct Operand;
-
-/// Tables of operands.
-const OPERAND: Subtable = Subtable("");
-
-impl Accepts<OperandTable> for Operand {
-    fn read(&self, value: &Value) -> Option<OperandTable> {
-        match value.as_str() {
-            Some(scheme) => Some(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() }),
-            None => OPERAND.read(value),
-        }
-    }
-
-    fn print(&self, table: &OperandTable) -> Option<Value> {
-        OPERAND.print(table)
-    }
-
-    fn allowed(&self) -> String {
-        "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom, mask }"
-            .to_owned()
-    }
-
-    fn take(&self, value: &Value, key: &str, faults: &mut Faults) -> Option<OperandTable> {
-        if value.is_table() {
-            return OPERAND.take(value, key, faults);
-        }
-        let read = self.read(value);
-        if read.is_none() {
-            faults.refuse(key, self.refusal(value));
-        }
-        read
-    }
-
-    fn write(&self, table: &OperandTable) -> Option<Written> {
-        OPERAND.write(table)
-    }
-
-    fn subkeys(&self) -> Option<Subkeys> {
-        Accepts::<OperandTable>::subkeys(&OPERAND)
-    }
-}
-
-options! {
-    /// `hadamard` of a matmul.
-    #[derive(Clone, Debug, PartialEq)]
-    pub struct RotationTable {
-        /// order of the rotation
-        order: usize, AtLeast(0), Note::needed("16");
-        /// signs of its rows
-        signs: String = "plain".to_owned(), Text;
-    }
-}
-
-options! {
-    /// `keep`: layers at the ends that are not quantized.
-    #[derive(Clone, Debug, PartialEq)]
-    pub struct KeepTable {
-        /// share of the layers at the start
-        first: f64 = 0.0, Range::ALL;
-        /// share of the layers at the end
-        last: f64 = 0.0, Range::ALL;
-        /// their dtype
-        dtype: String = "bf16".to_owned(), Text;
-    }
-}
-
-/// Names of the storage dtypes.
-pub(super) const DTYPES: [(&str, Precision); 3] =
-    [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
-
-pub(super) const SCALES: [(&str, ScaleChoice); 5] = [
-    ("rule", ScaleChoice::Rule),
-    ("power-of-two", ScaleChoice::PowerOfTwo),
-    ("deviation", ScaleChoice::Deviation),
-    ("eden", ScaleChoice::Eden),
-    ("learned", ScaleChoice::Learned),
-];
-
-pub(super) const SIGNS: [(&str, Signs); 3] =
-    [("plain", Signs::Plain), ("te", Signs::TransformerEngine), ("step", Signs::Step)];
-
-/// Returns the value of this name.
-fn choice<T: Copy>(key: &str, found: &str, all: &[(&str, T)]) -> Faulty<T> {
-    match all.iter().find(|(name, _)| *name == found) {
-        Some((_, value)) => Ok(*value),
-        None => {
-            let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-            fault(key, found, &names.join(", "))
-        }
-    }
-}
 
 impl PolicyTable {
     /// Returns the table of a recipe below 16 bits.
@@ -207,25 +32,12 @@ impl PolicyTable {
             return fault("policy", &self.policy, &names.join(", "));
         };
         let base = policy.clone();
-        if let Some(found) = &self.weights {
-            policy.weights = choice("weights", found, &DTYPES)?;
-        }
-        if let Some(found) = &self.gradients {
-            policy.gradients = choice("gradients", found, &DTYPES[..2])?;
-        }
-        if let Some(found) = &self.master {
-            let all = [
-                ("none", Master::None),
-                ("stochastic", Master::Stochastic { seed }),
-                ("int8", Master::Int8 { seed }),
-                ("f32", Master::F32),
-                ("remainder", Master::Remainder),
-            ];
-            policy.master = choice("master", found, &all)?;
-        }
+        policy.weights = self.weights.unwrap_or(policy.weights);
+        policy.gradients = self.gradients.unwrap_or(policy.gradients);
+        policy.master = self.master.map_or(policy.master, |master| seeded(master, seed));
         check_storage(&policy)?;
-        if let Some(found) = &self.head {
-            policy.head = LinearPolicy::plain(choice("head", found, &DTYPES)?);
+        if let Some(dtype) = self.head {
+            policy.head = LinearPolicy::plain(dtype);
         }
         if let Some(found) = &self.kv {
             policy.kv = super::cache::parse(found)?;
@@ -240,20 +52,16 @@ impl PolicyTable {
                 apply(name, operands, parts, gemm)?;
             }
         }
-        if let Some(KeepTable { first, last, dtype }) = &self.keep {
-            for (key, share) in [("keep.first", first), ("keep.last", last)] {
-                if !(0.0..=1.0).contains(share) {
-                    return fault(key, share, "a share of the layers, 0 to 1");
-                }
-            }
-            policy.keep =
-                Keep { first: *first, last: *last, precision: choice("keep.dtype", dtype, &DTYPES)? };
+        if let Some(KeepTable { first, last, dtype }) = self.keep {
+            policy.keep = Keep { first, last, precision: dtype };
         }
-        if let Some(found) = &self.scaling {
+        if let Some(scaling) = self.scaling {
             if policy.scaling.is_none() && policy.weights != Precision::F16 {
+                let found = SCALING_OPTIONS.iter().find(|(_, options)| *options == scaling);
+                let found = found.map_or("another", |(name, _)| name);
                 return fault("scaling", found, "no such key: this policy uses no loss scaling");
             }
-            policy.scaling = Some(choice("scaling", found, &SCALING_OPTIONS)?);
+            policy.scaling = Some(scaling);
         }
         check_forward(&policy.linear)?;
         check_corrected(&policy.linear)?;
@@ -273,6 +81,15 @@ impl PolicyTable {
     pub(super) fn recipe(name: &'static str, seed: u64) -> Option<Policy> {
         let table = Self::named(name)?;
         Some(Policy { name: Cow::Borrowed(name), ..table.policy(seed).ok()? })
+    }
+}
+
+/// Returns a master copy with the seed of the run.
+fn seeded(master: Master, seed: u64) -> Master {
+    match master {
+        Master::Stochastic { .. } => Master::Stochastic { seed },
+        Master::Int8 { .. } => Master::Int8 { seed },
+        master => master,
     }
 }
 
@@ -380,11 +197,10 @@ fn apply(
         if !order.is_power_of_two() || *order < 2 || *order > 1024 {
             return fault(&key, order, "a power of two up to 1024; 1 for no rotation");
         }
-        let signs = choice(&format!("{name}.hadamard.signs"), signs, &SIGNS)?;
-        if signs == Signs::TransformerEngine && *order != 16 {
+        if *signs == Signs::TransformerEngine && *order != 16 {
             return fault(&key, order, "16 with signs = \"te\"");
         }
-        gemm.rotation = Some(Rotation { order: *order, signs });
+        gemm.rotation = Some(Rotation { order: *order, signs: *signs });
     }
     Ok(())
 }
@@ -396,19 +212,11 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
         Err(error) => return fault(key, scheme, &format!("a scheme ({error})")),
     };
     let mut policy = OperandPolicy::new(parsed);
-    let all = [("nearest", false), ("stochastic", true)];
-    if let Some(found) = round
-        && choice(&format!("{key}.round"), found, &all)?
-    {
+    if *round == Some(true) {
         policy.scheme.encoder.rounding = Rounding::Stochastic { seed: 0 };
     }
-    let all = [("exact", OperandSource::Exact), ("forward", OperandSource::Forward)];
-    if let Some(found) = source {
-        policy.source = choice(&format!("{key}.source"), found, &all)?;
-    }
-    if let Some(found) = scales {
-        policy.scales = choice(&format!("{key}.scales"), found, &SCALES)?;
-    }
+    policy.source = source.unwrap_or(policy.source);
+    policy.scales = scales.unwrap_or(policy.scales);
     policy.mask = mask.unwrap_or(false);
     if policy.mask && !key.starts_with("fprop") {
         return fault(&format!("{key}.mask"), true, "false: only operands of fprop are masked");
@@ -456,7 +264,7 @@ mod tests {
         /// Reads `[precision]`.
         fn precision(text: &str) -> PolicyTable {
             let file: toml::Table = text.parse().unwrap();
-            let mut faults = Faults::default();
+            let mut faults = mantissa_options::Faults::default();
             let table = mantissa_options::read(file["precision"].as_table().unwrap(), "", &mut faults);
             assert!(faults.is_empty(), "{text}: {faults:?}");
             table
@@ -486,11 +294,8 @@ mod tests {
             ("fprop.x = { scheme = \"bf16\", source = \"forward\" }", "fprop.x.source forward"),
             ("wgrad.hadamard = { order = 12 }", "wgrad.hadamard.order 12"),
             ("wgrad.hadamard = { order = 32, signs = \"te\" }", "wgrad.hadamard.order 32"),
-            ("dgrad.dy = { scheme = \"mxfp4\", round = \"up\" }", "dgrad.dy.round up"),
             ("dgrad.dy = { scheme = \"q8_0\", headroom = 2.0 }", "dgrad.dy q8_0"),
             ("dgrad.dy = { scheme = \"mxfp4\", headroom = 0.5 }", "dgrad.dy.headroom 0.5"),
-            ("keep = { last = 2.0 }", "keep.last 2"),
-            ("head = \"fp8-e4m3-tensor\"", "head fp8-e4m3-tensor"),
             ("master = \"remainder\"", "weights f32"),
             ("policy = \"bf16\"\nmaster = \"int8\"", "weights bf16"),
             ("scaling = \"pytorch\"", "scaling pytorch"),
@@ -498,6 +303,18 @@ mod tests {
             let table: PolicyTable = mantissa_options::from_toml(text).unwrap();
             let fault = table.policy(1).unwrap_err();
             assert_eq!(format!("{} {}", fault.key, fault.found), expected, "{}", fault.allowed);
+        }
+        for (text, expected) in [
+            (
+                "dgrad.dy = { scheme = \"mxfp4\", round = \"up\" }",
+                "dgrad.dy.round: expected nearest, stochastic, got \"up\"",
+            ),
+            ("keep = { last = 2.0 }", "keep.last: expected 0 to 1, got 2"),
+            ("head = \"fp8\"", "head: expected f32, bf16, f16, got \"fp8\""),
+            ("gradients = \"f16\"", "gradients: expected f32, bf16, got \"f16\""),
+            ("wgrad.hadamard = { signs = \"te\" }", "wgrad.hadamard.order: expected 1 or more, got nothing"),
+        ] {
+            assert_eq!(mantissa_options::from_toml::<PolicyTable>(text).unwrap_err(), expected);
         }
         let unknown =
             mantissa_options::from_toml::<PolicyTable>("fprop.x = { sheme = \"bf16\" }").unwrap_err();
