@@ -49,6 +49,7 @@ fn references_match_the_binary() {
     part("train-keys", &tables::settings(&TRAIN_TABLES), &str::eq);
     part("adapter-keys", &tables::settings(&["adapter"]), &str::eq);
     part("optimizer-keys", &tables::own_keys(), &str::eq);
+    part("precision-keys", &tables::precision_keys(), &str::eq);
     part("engines", &engines::sources(), &str::eq);
     part("load-tests", &engines::loads(), &str::eq);
     part("offers", &figures::offers(), &str::eq);
@@ -96,6 +97,7 @@ fn every_generated_part_is_checked() {
         "train-keys",
         "adapter-keys",
         "optimizer-keys",
+        "precision-keys",
         "engines",
         "load-tests",
         "offers",

@@ -154,24 +154,25 @@ pub fn recipe_keys() -> String {
     let mut page = "| key | default | values | meaning |\n|---|---|---|---|\n".to_owned();
     for key in file_keys() {
         match &key.subkeys {
-            None => page += &key_row("", &key),
+            None => page += &key_row(key.name, &key),
             Some(subkeys) => {
                 writeln!(page, "| `[[{}]]` | | | {} |", key.name, key.help).unwrap();
-                subkeys.keys.iter().for_each(|key| page += &key_row("… ", key));
+                subkeys.keys.iter().for_each(|key| page += &key_row(&format!("layers.{}", key.name), key));
             }
         }
     }
     page
 }
 
-fn key_row(mark: &str, key: &Key) -> String {
+/// The row of the key at `path`.
+fn key_row(path: &str, key: &Key) -> String {
     let or = key.note.or.iter().map(|name| format!(", or `{name}`")).collect::<String>();
     let default = match (key.note.needed, key.is_unset()) {
         (true, _) => format!("needed{or}"),
         (false, true) => String::new(),
         (false, false) => format!("`{}`", key.default),
     };
-    format!("| {mark}`{}` | {default} | {} | {} |\n", key.name, key.allowed, key.help)
+    format!("| `{path}` | {default} | {} | {} |\n", key.allowed, key.help)
 }
 
 /// The default of a key; where methods that share a table differ, each with its name.
@@ -260,7 +261,28 @@ pub fn own_keys() -> String {
     let mut table = "| kind | key | default | values | meaning |\n|---|---|---|---|---|\n".to_owned();
     for (kind, keys) in optimizer_keys() {
         writeln!(table, "| `{kind}` | | | | |").unwrap();
-        keys.iter().for_each(|key| table += &format!("| {}", key_row("", key)));
+        keys.iter().for_each(|key| table += &format!("| {}", key_row(key.name, key)));
     }
     table
+}
+
+/// Keys of precision policies; tables of the same keys are listed once.
+pub fn precision_keys() -> String {
+    let mut table = "| key | default | values | meaning |\n|---|---|---|---|\n".to_owned();
+    let policy = section("precision").expect("a table of the settings");
+    table_rows("", &policy.keys, &mut Vec::new(), &mut table);
+    table
+}
+
+fn table_rows(at: &str, keys: &[Key], listed: &mut Vec<Vec<&str>>, table: &mut String) {
+    for key in keys {
+        let path = format!("{at}{}", key.name);
+        *table += &key_row(&path, key);
+        let Some(subkeys) = &key.subkeys else { continue };
+        let names: Vec<_> = subkeys.keys.iter().map(|key| key.name).collect();
+        if !listed.contains(&names) {
+            listed.push(names);
+            table_rows(&format!("{path}."), &subkeys.keys, listed, table);
+        }
+    }
 }
