@@ -64,7 +64,7 @@ impl Tables {
     /// # Errors
     /// The source's configuration is invalid.
     pub fn apply(&self, recipe: &mut Recipe, source: &ModelFiles, container: Container) -> Result<()> {
-        recipe.untie |= self.untie;
+        recipe.options.untie |= self.untie;
         if self.head.is_none() && self.embeddings.is_none() {
             return Ok(());
         }

@@ -19,6 +19,7 @@
 
 use mantissa_kernels::{AdamDirection, for_each, kernels};
 use mantissa_num::Scheme;
+use mantissa_options::{Count, Named, NamedMut, Number, options};
 
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
@@ -30,8 +31,6 @@ use crate::method::{
     Prepared, SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
 use crate::metric::weigh;
-use crate::options;
-use crate::options::{Count, Named, NamedMut, Number};
 use crate::rtn::shared_outer_scale;
 use crate::solved::Solved;
 

@@ -21,14 +21,13 @@
 
 use mantissa_kernels::Adam;
 use mantissa_num::Scheme;
+use mantissa_options::{Count, Number, OneOf, Seed, options};
 
 use crate::autoround::LearnedWeight;
 use crate::error_stats::ErrorStats;
 use crate::learned::{LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, CalibrationGap, Extent};
 use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options;
-use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 

@@ -20,14 +20,13 @@
 //! - Step sizes of activations and bits per layer are not learned.
 
 use mantissa_num::Scheme;
+use mantissa_options::{Count, Number, OneOf, Seed, options};
 
 use crate::adaround::{Schedule, SoftRounding};
 use crate::autoround::LearnedWeight;
 use crate::learned::{LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, Extent};
 use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options;
-use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 

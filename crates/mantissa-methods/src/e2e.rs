@@ -1,8 +1,7 @@
 //! End-to-end training of a quantized model's scales, offsets and norms (E2E-QP of EfficientQAT: Chen et al. 2024,
 //! arXiv:2407.11062, section 3.3) as the last step of recipes, after the method. The pipeline trains them.
 
-use crate::options;
-use crate::options::{Count, Number, OneOf, Seed};
+use mantissa_options::{Count, Number, OneOf, Seed, options};
 
 /// Name in recipes: `METHOD-SCHEME+e2e`.
 pub const NAME: &str = "e2e";

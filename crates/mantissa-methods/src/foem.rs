@@ -22,6 +22,7 @@
 //! the calibration error.
 
 use mantissa_num::Scheme;
+use mantissa_options::{Named, NamedMut, Number, options};
 
 use crate::error::MethodError;
 use crate::gptq::method::{self, Gptq, prepare};
@@ -29,8 +30,6 @@ use crate::method::{
     Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase,
     Prepared, SolveInput, Solver, WeightTask, Work,
 };
-use crate::options;
-use crate::options::{Named, NamedMut, Number};
 use crate::solved::Solved;
 
 /// Name in recipes, and of the table of its options.
@@ -177,8 +176,8 @@ mod tests {
             let nearest =
                 crate::rtn::quantize(&scheme, &w, 20, COLS, None, 1).unwrap().0.dequantize().unwrap();
             assert_eq!(solve(&of(1.0), &scheme, &w, &hessian, 1), nearest, "{text}");
-            let part = solve(&of(FoemOptions::DEFAULT.beta), &scheme, &w, &hessian, 1);
-            assert_eq!(part, solve(&of(FoemOptions::DEFAULT.beta), &scheme, &w, &hessian, 3), "{text}");
+            let part = solve(&of(FoemOptions::default().beta), &scheme, &w, &hessian, 1);
+            assert_eq!(part, solve(&of(FoemOptions::default().beta), &scheme, &w, &hessian, 3), "{text}");
             let [none, some, all] = [&plain, &part, &nearest].map(|q| hessian.loss(&w, q));
             assert!(none < some && some < all, "{text}: {none} {some} {all}");
             let near = |q: &[f32]| q.iter().zip(&w).map(|(q, w)| f64::from(q - w).powi(2)).sum::<f64>();

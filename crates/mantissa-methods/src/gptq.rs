@@ -30,12 +30,11 @@ mod outliers;
 mod solve;
 
 use crate::dequantize::dequantize_by_group;
-use crate::options;
-use crate::options::{Accepts, Count, Flag, Fraction, Number, OneOf, Value};
 use mantissa_kernels::device::Cpu;
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
 use mantissa_num::stored::Extra;
 use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
+use mantissa_options::{Accepts, Count, Flag, Fraction, Number, OneOf, Value, options};
 
 pub use drift::{Drift, correction_bytes};
 pub use hessian::Hessian;

@@ -5,6 +5,7 @@
 use std::fmt::Debug;
 
 use mantissa_num::Scheme;
+use mantissa_options::{Declared, Named, NamedMut};
 
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
@@ -13,7 +14,6 @@ use crate::method::{
     Phase, Run, SolveLayer, WeightTask, Work, refused_by_most,
 };
 use crate::metric::ErrorMetric;
-use crate::options::{Declared, Named, NamedMut};
 use crate::reconstruction::{Parameters, Steps, error, learn};
 use crate::solved::Solved;
 

@@ -8,11 +8,10 @@
 //! and help read the value. Steps to add one: ARCHITECTURE.md, "To add something".
 #![forbid(unsafe_code)]
 
-// Layer: options, errors and values.
+// Layer: errors and values.
 pub mod dequantize;
 mod error;
 pub mod error_stats;
-pub mod options;
 pub mod orthogonal;
 pub mod source;
 

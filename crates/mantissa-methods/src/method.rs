@@ -9,11 +9,11 @@ use std::fmt::Debug;
 use std::ops::ControlFlow;
 
 use mantissa_num::{Codes, Scheme};
+use mantissa_options::{Named, NamedMut, OptionValue};
 
 use crate::error::MethodError;
 use crate::gptq::{Drift, Hessian};
 use crate::metric::{ErrorMetric, Metric};
-use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::solved::Solved;
 
 /// A post-training quantization method with its options.
@@ -46,7 +46,7 @@ pub trait Method: Debug + Send + Sync {
 
     /// Returns all options as they are set.
     fn settings(&self) -> Vec<OptionValue> {
-        options::settings(&self.tables())
+        mantissa_options::settings(&self.tables())
     }
 
     /// Statistics and passes that the method needs.

@@ -1,6 +1,7 @@
 //! The methods and transforms of recipes, one row each.
 
 use mantissa_num::{Blocks, Scheme};
+use mantissa_options::{TableSpec, spec};
 
 use crate::adaround::AdaRound;
 use crate::autoround::AutoRound;
@@ -13,7 +14,6 @@ use crate::gptq::Gptq;
 use crate::hqq::Hqq;
 use crate::method::Method;
 use crate::omniquant::OmniQuant;
-use crate::options::{TableSpec, spec};
 use crate::qtip::method::Qtip;
 use crate::rotate::Rotate;
 use crate::rtn::method::Rtn;

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::options;
-use crate::options::{Flag, Named, NamedMut, Seed};
+use mantissa_options::{Flag, Named, NamedMut, Seed, options};
+
 use crate::transform::{Change, Transform};
 
 options! {

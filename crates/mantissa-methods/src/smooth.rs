@@ -11,11 +11,10 @@
 //! At α = 1/2 both become about equally hard to quantize. The division is folded into the norm before the layer.
 
 use mantissa_kernels::kernels;
+use mantissa_options::{Accepts, Named, NamedMut, Number, Value, options};
 
 use crate::awq;
 use crate::method::{Arithmetic, Extent};
-use crate::options;
-use crate::options::{Accepts, Named, NamedMut, Number, Value};
 use crate::transform::{Change, Channels, ScaleChannels, Transform};
 
 /// The smallest magnitude of a column of the weight, and the smallest scale.

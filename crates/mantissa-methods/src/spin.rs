@@ -1,8 +1,8 @@
 //! SpinQuant (arXiv 2405.16406) as a transform of recipes. The pipeline learns the rotations and folds them into the model.
 
+use mantissa_options::{Count, Named, NamedMut, Number, OneOf, Unset, options};
+
 use crate::method::{Arithmetic, Extent};
-use crate::options;
-use crate::options::{Count, Named, NamedMut, Number, OneOf, Unset};
 use crate::rotate::RotateOptions;
 use crate::transform::{Change, Transform};
 

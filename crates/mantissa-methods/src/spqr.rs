@@ -16,6 +16,7 @@
 
 use mantissa_num::stored::Extra;
 use mantissa_num::{Quantized, Scheme, TensorError};
+use mantissa_options::{Accepts, Named, NamedMut, Value, options};
 
 use crate::error::MethodError;
 use crate::gptq::method::{self, on_gap, prepare};
@@ -24,8 +25,6 @@ use crate::method::{
     Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputTask, Method, Phase, Prepared, SolveInput,
     Work, refused_by_most,
 };
-use crate::options;
-use crate::options::{Accepts, Named, NamedMut, Value};
 
 /// Largest share of outliers; beyond it, f16 values with columns take more than 8 bits per weight.
 pub const MOST_OUTLIERS: f64 = 0.2;

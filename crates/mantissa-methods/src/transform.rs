@@ -3,8 +3,9 @@
 
 use std::fmt::Debug;
 
+use mantissa_options::{Named, NamedMut, OptionValue};
+
 use crate::method::{Arithmetic, CalibrationGap, Extent};
-use crate::options::{self, Named, NamedMut, OptionValue};
 use crate::rotate::RotateOptions;
 use crate::spin::SpinOptions;
 
@@ -28,7 +29,7 @@ pub trait Transform: Debug + Send + Sync {
 
     /// Returns all options as they are set.
     fn settings(&self) -> Vec<OptionValue> {
-        options::settings(&self.tables())
+        mantissa_options::settings(&self.tables())
     }
 
     /// Leaves out the part that runs with the model, for methods that cannot run it; only changes of weights are left.

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 pub use by_layer::{GlobalHeads, HyperStreams, LayerFeatures, LayerHeads, LayerInputs, Streams};
 #[cfg(test)]
-pub(crate) use examples::example;
+pub(crate) use examples::{KEY_NORMS, QUERY_BIASES, example};
 pub use experts::{Experts, Groups, Routing, SharedExperts};
 pub use indexer::Indexer;
 pub use mantissa_arch::features::{

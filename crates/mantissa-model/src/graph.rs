@@ -313,6 +313,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::config::{KEY_NORMS, QUERY_BIASES};
     use mantissa_arch::Architecture;
 
     fn config(model_type: &str, extra: &str) -> ModelConfig {
@@ -331,26 +332,9 @@ mod tests {
             assert!(config.linears().iter().all(|l| names.contains(&format!("{}.weight", l.module))));
             assert_eq!(config.linears().is_empty(), model_type == "gpt2");
             let bias = names.contains("model.layers.1.self_attn.q_proj.bias");
-            assert_eq!(
-                bias,
-                ["glm4", "qwen2", "seed_oss", "starcoder2", "qwen2_moe", "phi", "gpt_oss"]
-                    .contains(&model_type)
-            );
+            assert_eq!(bias, QUERY_BIASES.contains(&model_type), "{model_type}");
             let norm = names.contains("model.layers.0.self_attn.k_norm.weight");
-            let normed = [
-                "apertus",
-                "qwen3",
-                "exaone4",
-                "exaone_moe",
-                "gemma3n_text",
-                "gemma4_text",
-                "qwen3_moe",
-                "gemma3_text",
-                "minimax_m2",
-                "olmo2",
-                "olmo3",
-            ];
-            assert_eq!(norm, normed.contains(&model_type));
+            assert_eq!(norm, KEY_NORMS.contains(&model_type), "{model_type}");
             assert_eq!(names.contains("model.layers.0.mlp.ffn_sub_norm.weight"), model_type == "bitnet");
         }
     }

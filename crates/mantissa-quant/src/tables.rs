@@ -59,7 +59,7 @@ impl Tables {
         }
         let dense = planned.iter().all(|table| table.info.kind != LinearKind::Head);
         specs.extend(untied.as_ref().filter(|_| dense).and_then(|names| spec_of_untied(source, names)));
-        let idle = recipe.untie && !config.tie_word_embeddings;
+        let idle = recipe.options.untie && !config.tie_word_embeddings;
         let note = idle.then(|| "untie: the model already has a head of its own".to_owned());
         Ok(Tables { planned, specs, untied, note })
     }
@@ -71,7 +71,7 @@ fn untied_head(config: &ModelConfig, recipe: &Recipe) -> Option<(String, String)
     let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
     let rotated = rotation.is_some_and(|options| rotate::unties(config, options));
     let name = |module: &str| format!("{module}.weight");
-    let unties = rotated || (recipe.untie && config.tie_word_embeddings);
+    let unties = rotated || (recipe.options.untie && config.tie_word_embeddings);
     unties.then(|| (name(config.head_module()), name(&config.embedding_module())))
 }
 

@@ -27,7 +27,7 @@ fn main() {
     let (moments, kind, paged) = (text(4, "f32"), text(5, "adamw"), text(6, "") == "paged");
     let toml = format!("kind = \"{kind}\"\nlr = 1e-3\nmoments = \"{moments}\"\npaged = {paged}");
     let settings: mantissa_train::config::Optimizer =
-        toml::from_str(&toml).expect("an optimizer and its moments");
+        mantissa_options::from_toml(&toml).expect("an optimizer and its moments");
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6,
         "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 4096, "max_position_embeddings": LEN,

@@ -1,15 +1,16 @@
 //! Settings of a training run, as TOML with exactly these keys. Paths are relative to the file.
 //!
-//! [`declared`] lists the keys with their defaults, accepted values and meaning.
+//! [`RunConfig`] and its tables declare each key with its default, accepted values and meaning.
 
 mod adapter;
-pub mod declared;
 mod differences;
 mod faults;
 mod keys;
 mod optimizer;
 
 use std::path::{Path, PathBuf};
+
+use mantissa_options::{Faults, read, to_toml};
 
 use crate::data::TextFormat;
 use crate::error::TrainError;
@@ -22,22 +23,23 @@ pub use adapter::AdapterConfig;
 pub use differences::differences;
 pub use keys::{
     CheckpointConfig, Data, Distill, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
+    section,
 };
-pub use optimizer::Optimizer;
+pub use optimizer::{CommonKeys, Optimizer, optimizer_keys};
 
 impl RunConfig {
     /// Parses `text`, the content of `file`, after applying each of `changes` (`a.b=value` with a TOML
     /// value).
     ///
     /// # Errors
-    /// [`TrainError::Toml`] for invalid TOML and wrong types; [`TrainError::Keys`] lists all missing and unknown
-    /// keys; [`TrainError::Config`] names the key and the accepted values.
+    /// [`TrainError::Toml`] for invalid TOML; [`TrainError::Keys`] lists all missing and unknown keys;
+    /// [`TrainError::Config`] names the key and the accepted values.
     pub fn parse(file: &str, text: &str, changes: &[String]) -> Result<Self, TrainError> {
-        let invalid = |place: String, error: toml::de::Error| {
-            let error = error.message().replace('\n', " ");
-            TrainError::Toml { file: file.to_owned(), place, error }
-        };
-        let mut table: toml::Table = text.parse().map_err(|error| invalid("TOML".to_owned(), error))?;
+        let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| TrainError::Toml {
+            file: file.to_owned(),
+            place: "TOML".to_owned(),
+            error: error.message().replace('\n', " "),
+        })?;
         for change in changes {
             set(&mut table, change).map_err(|found| TrainError::Config {
                 file: file.to_owned(),
@@ -46,25 +48,16 @@ impl RunConfig {
                 allowed: "section.key=value".to_owned(),
             })?;
         }
-        let faults = faults::of(&table);
-        if !faults.is_empty() {
-            return Err(TrainError::Keys { file: file.to_owned(), faults });
-        }
-        // Serialized again, so that an error in a change also has a line to quote.
-        let text = toml::to_string(&table).map_err(|error| TrainError::Toml {
-            file: file.to_owned(),
-            place: "TOML".to_owned(),
-            error: error.to_string(),
-        })?;
-        let config: RunConfig =
-            toml::from_str(&text).map_err(|error| invalid(place(&text, error.span()), error))?;
+        let mut faults = Faults::default();
+        let config: RunConfig = read(&table, "", &mut faults);
+        faults::refuse(file, faults)?;
         config.check(file)?;
         Ok(config)
     }
 
     /// Returns the settings as TOML, with every default filled in.
     pub fn resolved(&self) -> String {
-        toml::to_string(self).unwrap_or_default()
+        to_toml(self)
     }
 
     fn check(&self, file: &str) -> Result<(), TrainError> {
@@ -72,9 +65,8 @@ impl RunConfig {
             let (file, key, allowed) = (file.to_owned(), key.to_owned(), allowed.to_owned());
             Err(TrainError::Config { file, key, found, allowed })
         };
-        let table = toml::Table::try_from(self).unwrap_or_default();
-        if let Some((key, found, allowed)) = declared::first_fault(&table) {
-            return fault(key, found, &allowed);
+        if let Some((key, found, allowed)) = self.optimizer.fault() {
+            return fault(&format!("optimizer.{key}"), found, allowed);
         }
         self.check_data(&fault)?;
         self.check_course(&fault)?;
@@ -192,7 +184,7 @@ impl RunConfig {
             true => (Decay::Constant, u64::MAX),
             false => (self.decay().unwrap_or(Decay::Constant), steps),
         };
-        Schedule { peak: self.optimizer.lr, warmup_steps: warmup, total_steps, decay }
+        Schedule { peak: self.optimizer.common.lr, warmup_steps: warmup, total_steps, decay }
     }
 
     /// Returns the path of the model's config.json, without `[model.architecture]`; `base` is the folder of the settings.
@@ -210,19 +202,6 @@ impl RunConfig {
             false => TextFormat::Text { split: self.data.split.clone() },
         }
     }
-}
-
-/// Names the place of `span`: the table, and the line in it.
-fn place(text: &str, span: Option<std::ops::Range<usize>>) -> String {
-    let start = span.map_or(0, |span| span.start.min(text.len()));
-    let before = text.get(..start).unwrap_or_default();
-    let line = text.lines().nth(before.matches('\n').count()).unwrap_or_default();
-    // The parser points at the start of the file for a missing table, and into the header for an unknown one.
-    if start == 0 {
-        return "settings".to_owned();
-    }
-    let table = before.lines().rfind(|line| line.starts_with('[')).filter(|_| !line.starts_with('['));
-    table.map_or_else(|| line.to_owned(), |table| format!("{table} {line}"))
 }
 
 /// Applies `a.b=value` to the table.
@@ -375,7 +354,12 @@ mod tests {
             ("data.files=[]", "data.files"),
             ("seed", "no = sign"),
             ("out.x=1", "out, which is not a table"),
-            ("schedule.steps=\"many\"", "[schedule] steps = \"many\": invalid type"),
+            (
+                "schedule.steps=\"many\"",
+                "schedule.steps: expected a whole number of at least 0, got \"many\"",
+            ),
+            ("data.batch=1.5", "data.batch: expected 1 or more, got 1.5"),
+            ("optimizer.moment=\"f32\"", "did you mean \"moments\"?"),
         ] {
             let message = changed(&[change]).unwrap_err();
             assert!(message.contains(part) && message.contains("run.toml"), "{change}: {message}");

@@ -7,6 +7,7 @@
 mod cache;
 mod fast_path;
 mod fault;
+mod keys;
 mod learned;
 mod named;
 mod operands;
@@ -25,10 +26,10 @@ use crate::store::Precision;
 
 pub(crate) use fast_path::{Factors, accumulates, common_unit, fast_path, int_range};
 pub use fault::TableFault;
+pub use keys::PolicyTable;
 pub use named::recipes;
 pub(crate) use operands::{Gemm, Side};
 pub use operands::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
-pub use table::PolicyTable;
 
 /// Storage of the weight bits that the working copy does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,13 +2,12 @@
 
 use mantissa_kernels::Adam;
 use mantissa_num::{Code, Scheme};
+use mantissa_options::{Count, Number, OneOf, Seed, options};
 
 use super::{LearnedWeight, Update};
 use crate::learned::{LearnedLayer, LearnsLayers};
 use crate::method::{Block, Buffer, CalibrationGap, Extent};
 use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options;
-use crate::options::{Count, Number, OneOf, Seed};
 use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
@@ -40,8 +39,8 @@ impl AutoRound {
     pub fn of(scheme: &Scheme) -> Self {
         let powers = scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0);
         match powers {
-            true => AutoRound { iterations: 600, batch_tokens: 256, ..Self::DEFAULT },
-            false => Self::DEFAULT,
+            true => AutoRound { iterations: 600, batch_tokens: 256, ..Self::default() },
+            false => Self::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! GPTQ and GPTAQ as methods of recipes.
 
 use mantissa_num::Scheme;
+use mantissa_options::{Named, NamedMut};
 
 use super::outliers::count;
 use super::solve::SHARES;
@@ -15,7 +16,6 @@ use crate::method::{
     Arithmetic, Buffer, CalibrationGap, Extent, Feature, InputSolver, InputTask, Method, Needs, Phase,
     Prepared, SolveInput, Solver, WeightTask, Work, refused_by_most,
 };
-use crate::options::{Named, NamedMut};
 use crate::solved::Solved;
 
 /// Table of GPTQ's options, also used by other column-by-column methods.

@@ -1,6 +1,7 @@
 //! QTIP as a method of recipes.
 
 use mantissa_num::Scheme;
+use mantissa_options::{Named, NamedMut, Number, OneOf, options};
 
 use super::{RotatedInput, check_scheme, solve_bytes};
 use crate::error::MethodError;
@@ -11,8 +12,6 @@ use crate::method::{
     SolveInput, Solver, WeightTask, Work,
 };
 use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options;
-use crate::options::{Named, NamedMut, Number, OneOf};
 use crate::solved::Solved;
 
 options! {

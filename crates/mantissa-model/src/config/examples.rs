@@ -2,6 +2,25 @@
 
 use serde_json::Value;
 
+/// Architectures whose example has a tensor `self_attn.q_proj.bias` in its second layer.
+pub(crate) const QUERY_BIASES: [&str; 7] =
+    ["glm4", "qwen2", "seed_oss", "starcoder2", "qwen2_moe", "phi", "gpt_oss"];
+
+/// Architectures whose example has a tensor `self_attn.k_norm.weight` in its first layer.
+pub(crate) const KEY_NORMS: [&str; 11] = [
+    "apertus",
+    "qwen3",
+    "exaone4",
+    "exaone_moe",
+    "gemma3n_text",
+    "gemma4_text",
+    "qwen3_moe",
+    "gemma3_text",
+    "minimax_m2",
+    "olmo2",
+    "olmo3",
+];
+
 /// Returns a small config of each architecture, for the tests of this crate.
 pub(crate) fn example(model_type: &str) -> Value {
     let mut config = serde_json::json!({

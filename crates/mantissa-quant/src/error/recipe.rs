@@ -1,5 +1,7 @@
 //! Errors of recipes.
 
+use std::error::Error;
+
 use mantissa_store::Shown;
 
 /// Error of a recipe. Quoted text is escaped, and cut if it is long.
@@ -24,7 +26,7 @@ pub enum RecipeError {
         /// Field.
         field: String,
         /// Cause.
-        error: mantissa_num::ParseError,
+        error: Box<dyn Error + Send + Sync>,
     },
     /// A key or value of the file is wrong.
     #[error("{file}: {}: expected {expected}, got {}", Shown(.field), Shown(.got))]

@@ -36,6 +36,11 @@ impl Percentile {
         (50.0..=100.0).contains(&percent).then(|| Percentile((percent * 1e4).round() as u32))
     }
 
+    /// Returns the percentile in percent.
+    pub fn percent(self) -> f64 {
+        f64::from(self.0) / 1e4
+    }
+
     /// Returns the percentile as a fraction of 1.
     fn part(self) -> f64 {
         f64::from(self.0) / 1e6

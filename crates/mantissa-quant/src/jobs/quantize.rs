@@ -108,7 +108,7 @@ impl Plan {
             by_group: recipe.follows_order(),
             rotations: rotated.collect(),
             untied: tables.untied,
-            observer: recipe.observer,
+            observer: recipe.options.observer(),
             activations: recipe.activations,
             inputs,
             methods,

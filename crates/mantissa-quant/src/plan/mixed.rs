@@ -25,7 +25,7 @@ impl Methods {
             return found;
         }
         for PlannedLinear { info, .. } in linears.iter().filter(|linear| linear.scheme.is_some()) {
-            let own = recipe.rule_of(&info.module).and_then(|rule| rule.method.as_ref());
+            let own = recipe.rule_of(&info.module).and_then(|rule| rule.own_method.as_ref());
             let Some(own) = own.filter(|own| !same(&***own, &*recipe.method)) else { continue };
             let known = found.others.iter().position(|other| same(&**other, &**own));
             let at = known.unwrap_or_else(|| {

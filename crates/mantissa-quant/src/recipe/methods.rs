@@ -16,12 +16,12 @@ pub(crate) fn same(a: &dyn Method, b: &dyn Method) -> bool {
 impl Recipe {
     /// Returns the method of `module`: from the first rule that names it, or the recipe's.
     pub fn method_of(&self, module: &str) -> &dyn Method {
-        self.rule_of(module).and_then(|rule| rule.method.as_deref()).unwrap_or(&*self.method)
+        self.rule_of(module).and_then(|rule| rule.own_method.as_deref()).unwrap_or(&*self.method)
     }
 
     /// Iterates over the recipe's method and the methods of its rules.
     pub fn methods(&self) -> impl Iterator<Item = &dyn Method> {
-        std::iter::once(&*self.method).chain(self.layers.iter().filter_map(|rule| rule.method.as_deref()))
+        std::iter::once(&*self.method).chain(self.layers.iter().filter_map(|rule| rule.own_method.as_deref()))
     }
 
     /// True if some rule has another method than the recipe.

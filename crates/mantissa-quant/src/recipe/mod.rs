@@ -3,6 +3,9 @@
 //! llama.cpp's file types (`q4_k_m`), or as a TOML file. The keys of the file are in `docs/reference/recipes.md`; unknown ones are refused.
 
 mod file_type;
+mod glob;
+mod keys;
+mod kinds;
 mod load;
 pub(crate) mod methods;
 mod name;
@@ -10,7 +13,6 @@ mod reader;
 mod rules;
 mod toml_file;
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,23 +25,10 @@ use mantissa_store::convention::{Container, LinearPlan};
 pub use crate::error::RecipeError;
 pub use file_type::{FILE_TYPES, FileType};
 pub(crate) use file_type::{TensorRole, chosen, stored_type};
+pub use glob::Glob;
+pub use keys::{LayerRule, RecipeOptions, file_keys};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
 pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
-
-use crate::input_scales::Observer;
-
-/// Exception for some layers.
-#[derive(Clone, Debug)]
-pub struct LayerRule {
-    /// Names or globs of modules.
-    pub modules: Vec<Glob>,
-    /// Scheme; `None` leaves them unquantized.
-    pub weights: Option<Scheme>,
-    /// Scheme of their inputs, `Some(None)` to leave them unquantized; `None` for the recipe's.
-    pub activations: Option<Option<Scheme>>,
-    /// Method; `None` for the recipe's.
-    pub method: Option<Arc<dyn Method>>,
-}
 
 /// Recipe: transform, method and schemes of a model.
 #[derive(Clone, Debug)]
@@ -56,8 +45,6 @@ pub struct Recipe {
     pub weights: Scheme,
     /// Scheme of their inputs.
     pub activations: Option<Scheme>,
-    /// Observer for static scales of inputs.
-    pub observer: Observer,
     /// Scheme of the KV cache.
     pub kv: Option<Scheme>,
     /// KV cache policy whose levels are calibrated and stored with the model.
@@ -68,47 +55,10 @@ pub struct Recipe {
     pub container: Option<Container>,
     /// Exceptions; the first that matches a module is used.
     pub layers: Vec<LayerRule>,
-    /// True if a head that is tied to the embedding is stored as a tensor of its own.
-    pub untie: bool,
+    /// Options that are used as the file states them.
+    pub options: RecipeOptions,
     /// SHA-256 of the recipe file, or of the name, in hexadecimal.
     pub sha256: String,
-}
-
-/// Module name in which `*` matches any characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glob(String);
-
-impl fmt::Display for Glob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Glob {
-    /// True if this is the full name `module`.
-    pub fn is(&self, module: &str) -> bool {
-        self.0 == module
-    }
-
-    /// True if `module` matches.
-    pub fn matches(&self, module: &str) -> bool {
-        let mut parts = self.0.split('*');
-        let Some(mut rest) = parts.next().and_then(|first| module.strip_prefix(first)) else { return false };
-        let mut open = false; // true if a `*` precedes the rest
-        for part in parts {
-            open = true;
-            match rest.find(part) {
-                // The last part must reach the end: prefer its last occurrence.
-                Some(_) if rest.ends_with(part) && !self.0.ends_with('*') && self.0.ends_with(part) => {
-                    let at = rest.rfind(part).unwrap_or(0);
-                    rest = &rest[at + part.len()..];
-                }
-                Some(at) => rest = &rest[at + part.len()..],
-                None => return false,
-            }
-        }
-        rest.is_empty() || (open && self.0.ends_with('*'))
-    }
 }
 
 impl Recipe {
@@ -164,19 +114,14 @@ impl Recipe {
 
     /// Returns the scheme of the embedding or head `module`, which only a rule with its full name quantizes.
     pub fn table_scheme(&self, module: &str) -> Option<&Scheme> {
-        let named = |rule: &&LayerRule| rule.modules.iter().any(|glob| glob.0 == module);
+        let named = |rule: &&LayerRule| rule.modules.iter().any(|glob| glob.is(module));
         self.layers.iter().find(named).and_then(|rule| rule.weights.as_ref())
     }
 
     /// Sets the scheme of the embedding or head `module`, before all other rules.
     pub fn set_table(&mut self, module: &str, scheme: Scheme) {
-        let rule = LayerRule {
-            modules: vec![Glob(module.to_owned())],
-            weights: Some(scheme),
-            activations: None,
-            method: None,
-        };
-        self.layers.insert(0, rule);
+        let modules = vec![Glob(module.to_owned())];
+        self.layers.insert(0, LayerRule { modules, weights: Some(scheme), ..LayerRule::default() });
     }
 
     /// Returns the container to write: the requested one, or the first that holds every scheme of the recipe.
@@ -198,7 +143,7 @@ impl Recipe {
             cached && self.rotates_in(container) && container.specs(&plan).is_ok()
         };
         let quantizing = self.layers.iter().filter(|rule| rule.weights.is_some());
-        let methods = quantizing.map(|rule| rule.method.as_deref().unwrap_or(&*self.method));
+        let methods = quantizing.map(|rule| rule.own_method.as_deref().unwrap_or(&*self.method));
         self.pairs().into_iter().zip(std::iter::once(&*self.method).chain(methods)).all(holds)
     }
 
@@ -224,35 +169,11 @@ fn block_multiple(scheme: &Scheme, side: usize) -> usize {
     }
 }
 
-/// Returns `; did you mean "x"?` if `got` is close to one of `names`.
-pub(crate) fn suggestion<'a>(got: &str, names: impl IntoIterator<Item = &'a str>) -> String {
-    let close = names
-        .into_iter()
-        .map(|name| (strsim::damerau_levenshtein(got, name), name))
-        .filter(|(distance, name)| *distance <= name.len().max(3) / 3)
-        .min();
-    close.map_or_else(String::new, |(_, name)| format!("; did you mean \"{name}\"?"))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use mantissa_store::convention::{bitsandbytes, compressed_tensors, native};
-
-    #[test]
-    fn globs_match_whole_names() {
-        let matches = |glob: &str, name: &str| Glob(glob.into()).matches(name);
-        let down = "model.layers.10.mlp.down_proj";
-        assert!(matches("*.down_proj", down) && matches("model.layers.10.*", down) && matches("*", down));
-        assert!(matches("model.layers.*.mlp.*", down) && matches(down, down) && matches("*mlp*", down));
-        assert!(
-            !matches("model.layers.1.*", down) && !matches("down_proj", down) && !matches("*.down", down)
-        );
-        assert!(!matches("*.up_proj", down) && !matches("", down));
-        // The last part is matched at the end, not at its first occurrence.
-        assert!(matches("*a", "banana") && !matches("*an", "banana"));
-    }
 
     #[test]
     fn the_hash_is_of_the_name_or_the_file() {

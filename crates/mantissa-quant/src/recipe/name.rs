@@ -6,13 +6,12 @@ use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
-use mantissa_model::KvPolicy;
 use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
 
-use super::{FILE_TYPES, FileType, Recipe, RecipeError};
-use crate::input_scales::Observer;
+use super::kinds::levels_of;
+use super::{FILE_TYPES, FileType, Recipe, RecipeError, RecipeOptions};
 
 /// Aliases with the full names of their recipes.
 pub const ALIASES: [(&str, &str); 42] = [
@@ -212,7 +211,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
     let (mut activations, mut kv, mut kv_levels, mut tuning) = (None, None, None, None);
     for part in parts {
         if part == e2e::NAME {
-            tuning = Some(EndToEnd::DEFAULT);
+            tuning = Some(EndToEnd::default());
             continue;
         }
         if let Some(rest) = part.strip_prefix("kv-") {
@@ -238,20 +237,14 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
         tuning,
         weights,
         activations,
-        observer: Observer::Max,
         kv,
         kv_levels,
         file_type: None,
         container: None,
         layers: Vec::new(),
-        untie: false,
+        options: RecipeOptions::default(),
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
-}
-
-/// Parses a KV cache policy with calibrated levels; `None` for other text.
-pub(super) fn levels_of(text: &str) -> Option<KvPolicy> {
-    text.parse().ok().filter(KvPolicy::is_calibrated)
 }
 
 fn of_file_type(text: &str, file_type: FileType) -> Recipe {
@@ -262,13 +255,12 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         tuning: None,
         weights: Scheme::codec(file_type.base),
         activations: None,
-        observer: Observer::Max,
         kv: None,
         kv_levels: None,
         file_type: Some(file_type),
         container: Some(gguf::CONTAINER),
         layers: Vec::new(),
-        untie: false,
+        options: RecipeOptions::default(),
         sha256: FileDigest::of(text.as_bytes()).hex(),
     }
 }
@@ -317,7 +309,11 @@ fn scheme(
     text: &str,
     parse: impl Fn(&str) -> Result<Scheme, mantissa_num::ParseError>,
 ) -> Result<Scheme, RecipeError> {
-    parse(text).map_err(|error| RecipeError::Scheme { name: name.to_owned(), field: field.to_owned(), error })
+    parse(text).map_err(|error| RecipeError::Scheme {
+        name: name.to_owned(),
+        field: field.to_owned(),
+        error: Box::new(error),
+    })
 }
 
 fn fault(name: &str, got: &str, expected: &str) -> RecipeError {
@@ -380,11 +376,11 @@ mod tests {
         assert!(recipe.needs_calibration() && !parse("rotate-int4-g32").unwrap().needs_calibration());
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
         let tuned = parse("gptq-int3-g32-asym+e2e").unwrap();
-        assert_eq!((tuned.method_name().as_str(), tuned.tuning), ("gptq+e2e", Some(EndToEnd::DEFAULT)));
+        assert_eq!((tuned.method_name().as_str(), tuned.tuning), ("gptq+e2e", Some(EndToEnd::default())));
         assert!(tuned.activations.is_none() && tuned.needs_calibration());
         assert!(parse("rtn-int4-g32+e2e").unwrap().needs_calibration());
         let tuned = parse("efficientqat-int2-g32").unwrap();
-        assert_eq!((tuned.method.name(), tuned.tuning), ("block-ap", Some(EndToEnd::DEFAULT)));
+        assert_eq!((tuned.method.name(), tuned.tuning), ("block-ap", Some(EndToEnd::default())));
     }
 
     #[test]

@@ -3,51 +3,30 @@
 use std::sync::Arc;
 
 use mantissa_methods::{Method, Transform, rtn};
-use mantissa_num::{parse_activation, parse_weight};
 
 use super::methods::same;
-use super::reader::{MAX_RULES, Reader};
+use super::reader::Reader;
 use super::{FileType, LayerRule, RecipeError};
 
-const KEYS: [&str; 4] = ["modules", "weights", "activations", "method"];
-
-/// Reads the rules of `[[layers]]`, in a recipe of `method`.
-pub(super) fn read(reader: &Reader<'_>, method: &dyn Method) -> Result<Vec<LayerRule>, RecipeError> {
-    let Some(value) = reader.table.get("layers") else { return Ok(Vec::new()) };
-    let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
-    let list = list.ok_or_else(|| reader.fault("layers", value.type_str(), "[[layers]] tables"))?;
-    let rule = |(i, item): (usize, &toml::Value)| {
-        let at = format!("layers[{i}]");
-        let table = item.as_table().ok_or_else(|| reader.fault(&at, item.type_str(), "a table"))?;
-        one(&Reader { file: reader.file, table, at: format!("{at}.") }, method)
+/// Makes the methods of `rules`, in a recipe of `method`.
+pub(super) fn resolve(
+    reader: &Reader<'_>,
+    rules: Vec<LayerRule>,
+    method: &dyn Method,
+) -> Result<Vec<LayerRule>, RecipeError> {
+    let rule = |(i, rule): (usize, LayerRule)| {
+        let own_method: Option<Arc<dyn Method>> = match (rule.method, &rule.weights) {
+            (None, _) => None,
+            (Some(row), Some(scheme)) => Some((row.new)(scheme).into()),
+            (Some(row), None) => {
+                let key = format!("layers[{i}].method");
+                return Err(reader.fault(&key, format!("\"{}\"", row.name), "none with weights = \"keep\""));
+            }
+        };
+        let weights = rule.weights.map(|scheme| own_method.as_deref().unwrap_or(method).scheme(scheme));
+        Ok(LayerRule { weights, own_method, ..rule })
     };
-    list.iter().enumerate().map(rule).collect()
-}
-
-/// Reads one rule.
-fn one(reader: &Reader<'_>, method: &dyn Method) -> Result<LayerRule, RecipeError> {
-    reader.refuse_unknown(&KEYS)?;
-    let modules = reader.globs("modules")?;
-    let modules = modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
-    let weights = match reader.string("weights")? {
-        Some("keep") => None,
-        Some(_) => reader.scheme("weights", parse_weight)?,
-        None => return Err(reader.fault("weights", "nothing", "a scheme or \"keep\"")),
-    };
-    let own: Option<Arc<dyn Method>> = match (reader.string("method")?, &weights) {
-        (None, _) => None,
-        (Some(name), Some(scheme)) => Some((reader.method(name)?.new)(scheme).into()),
-        (Some(name), None) => {
-            return Err(reader.fault("method", format!("\"{name}\""), "none with weights = \"keep\""));
-        }
-    };
-    let weights = weights.map(|scheme| own.as_deref().unwrap_or(method).scheme(scheme));
-    let activations = match reader.string("activations")? {
-        None => None,
-        Some("none") => Some(None),
-        Some(_) => Some(reader.scheme("activations", parse_activation)?),
-    };
-    Ok(LayerRule { modules, weights, activations, method: own })
+    rules.into_iter().enumerate().map(rule).collect()
 }
 
 /// Checks that transform and file type leave the choice of methods to the rules.
@@ -57,7 +36,7 @@ pub(super) fn check(
     method: &dyn Method,
     (transform, file_type): (Option<&dyn Transform>, Option<FileType>),
 ) -> Result<(), RecipeError> {
-    let other = layers.iter().filter_map(|rule| rule.method.as_deref()).find(|own| !same(*own, method));
+    let other = layers.iter().filter_map(|rule| rule.own_method.as_deref()).find(|own| !same(*own, method));
     let Some(other) = other else { return Ok(()) };
     let got = format!("\"{}\"", other.recipe_name());
     let expected = match (transform, file_type) {

@@ -3,35 +3,19 @@
 use std::sync::Arc;
 
 use mantissa_methods::e2e::{self, EndToEnd};
-use mantissa_methods::options::{self, NamedMut, TableSpec};
-use mantissa_methods::registry::{self, TRANSFORMS};
+use mantissa_methods::registry::{self, RegisteredTransform};
 use mantissa_methods::{Method, Transform, rtn};
-use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
+use mantissa_num::Scheme;
+use mantissa_options::{self as options, Faults, TableSpec};
 use mantissa_store::FileDigest;
-use mantissa_store::convention::{Container, gguf};
+use mantissa_store::convention::gguf;
 use toml::Table;
 
-use super::name::levels_of;
+use super::keys::FileKeys;
+use super::kinds::Kv;
 use super::reader::{Reader, fault};
-use super::{FILE_TYPES, FileType, LayerRule, Recipe, RecipeError, for_method, rules};
-use crate::input_scales::{OBSERVERS, Observer, Percentile};
-
-/// Keys of every recipe; tables of transforms and methods are added.
-const KEYS: [&str; 13] = [
-    "transform",
-    "method",
-    "tune",
-    "weights",
-    "file_type",
-    "activations",
-    "observer",
-    "percentile",
-    "kv",
-    "format",
-    "keep",
-    "untie",
-    "layers",
-];
+use super::{LayerRule, Recipe, RecipeError, for_method, rules};
+use crate::input_scales::Observer;
 
 /// Parses a recipe file.
 pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
@@ -40,90 +24,84 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         let line = e.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
         fault(file, &format!("line {line}"), message, "TOML")
     })?;
-    let reader = Reader { file, table: &table, at: String::new() };
+    let reader = Reader { file, table: &table };
     let tables = registry::transform_tables().into_iter().chain(registry::tables());
-    let tables = tables.map(|spec| spec.name).chain([e2e::NAME]);
-    reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
-    let named = reader.string("method")?.unwrap_or(rtn::NAME);
-    let row = reader.method(named)?;
-    let file_type = file_type(&reader, named)?;
-    let weights = match (reader.scheme("weights", parse_weight)?, file_type) {
-        (Some(weights), None) => weights,
-        (None, Some(ty)) => Scheme::codec(ty.base),
-        (None, None) => return Err(reader.fault("weights", "nothing", "a scheme such as \"int4-g128\"")),
-        (Some(_), Some(_)) => {
-            return Err(reader.fault(
-                "weights",
-                "a scheme",
-                "none beside file_type, which sets the type of every tensor",
-            ));
-        }
-    };
-    // Some defaults of a method depend on the scheme, so the scheme is read first.
-    let mut method = (row.new)(&weights);
+    let tables: Vec<_> = tables.map(|spec| spec.name).chain([e2e::NAME]).collect();
+    let mut faults = Faults::default();
+    let keys: FileKeys = options::read_beside(&table, "", &tables, &mut faults);
+    reader.refuse(faults)?;
+    check(&reader, &keys)?;
+    let weights = weights(&reader, &keys)?;
+    // Some defaults of a method depend on the scheme.
+    let mut method = (keys.method.new)(&weights);
     let weights = method.scheme(weights);
     let mut layers = Vec::new();
     // `keep` comes before `[[layers]]`, because the first rule that matches is used.
-    if let Some(keep) = reader.globs("keep")? {
-        layers.push(LayerRule { modules: keep, weights: None, activations: None, method: None });
+    if !keys.keep.is_empty() {
+        layers.push(LayerRule { modules: keys.keep, ..LayerRule::default() });
     }
-    layers.extend(rules::read(&reader, &*method)?);
-    let kv_levels = reader.string("kv")?.and_then(levels_of);
-    let transform = transform(&reader, &*method)?;
+    layers.extend(rules::resolve(&reader, keys.layers, &*method)?);
+    let transform = transform(&reader, keys.transform, &*method)?;
     // The methods of rules are new, so nothing else holds them.
-    let rule_methods = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.method.as_mut()?));
+    let rule_methods = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.own_method.as_mut()?));
     method_options(&reader, std::iter::once(&mut *method).chain(rule_methods).collect())?;
-    rules::check(&reader, &layers, &*method, (transform.as_deref(), file_type))?;
+    rules::check(&reader, &layers, &*method, (transform.as_deref(), keys.file_type))?;
+    let (kv, kv_levels) = match keys.kv {
+        None => (None, None),
+        Some(Kv::Scheme(scheme)) => (Some(scheme), None),
+        Some(Kv::Levels(policy)) => (None, Some(policy)),
+    };
     Ok(Recipe {
         name: file.to_owned(),
         transform,
         method: method.into(),
-        tuning: tuning(&reader)?,
+        tuning: tuning(&reader, keys.tune.is_some())?,
         weights,
-        activations: reader.scheme("activations", parse_activation)?,
-        observer: observer(&reader)?,
-        kv: match kv_levels {
-            Some(_) => None,
-            None => reader.scheme("kv", parse_activation)?,
-        },
+        activations: keys.activations,
+        kv,
         kv_levels,
-        file_type,
-        container: container(&reader)?.or(file_type.map(|_| gguf::CONTAINER)),
+        file_type: keys.file_type,
+        container: keys.format.or(keys.file_type.map(|_| gguf::CONTAINER)),
         layers,
-        untie: reader.flag("untie")?,
+        options: keys.options,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
 }
 
-/// Reads the observer for static scales of inputs, and its percentile.
-fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
-    let observer = reader.one_of("observer", &OBSERVERS)?.unwrap_or_default();
-    let Some(value) = reader.table.get("percentile") else { return Ok(observer) };
-    if !matches!(observer, Observer::Percentile(_)) {
-        return Err(reader.fault("percentile", value.to_string(), "none without observer = \"percentile\""));
+/// Checks keys that exclude or need each other.
+fn check(reader: &Reader<'_>, keys: &FileKeys) -> Result<(), RecipeError> {
+    if let Some(file_type) = keys.file_type.filter(|_| keys.method.name != rtn::NAME) {
+        let got = format!("\"{}\"", file_type.name);
+        return Err(reader.fault("file_type", got, "none without method \"rtn\""));
     }
-    let percent = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-    let share = percent.and_then(Percentile::of_percent);
-    let fault = || reader.fault("percentile", value.to_string(), "a number from 50 to 100");
-    share.map(Observer::Percentile).ok_or_else(fault)
+    let options = keys.options;
+    if options.percentile.is_some() && !matches!(options.observer, Observer::Percentile(_)) {
+        let got = reader.table.get("percentile").map(ToString::to_string).unwrap_or_default();
+        return Err(reader.fault("percentile", got, "none without observer = \"percentile\""));
+    }
+    Ok(())
 }
 
-/// Reads llama.cpp's file type, from which `keep` and `layers` are exceptions.
-fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, RecipeError> {
-    let Some(name) = reader.string("file_type")? else { return Ok(None) };
-    if method != rtn::NAME {
-        return Err(reader.fault("file_type", format!("\"{name}\""), "none without method \"rtn\""));
+/// Returns the scheme of weights, or that of llama.cpp's file type, from which `keep` and `layers` are exceptions.
+fn weights(reader: &Reader<'_>, keys: &FileKeys) -> Result<Scheme, RecipeError> {
+    match (&keys.weights, keys.file_type) {
+        (Some(weights), None) => Ok(weights.clone()),
+        (None, Some(ty)) => Ok(Scheme::codec(ty.base)),
+        (None, None) => Err(reader.fault("weights", "nothing", "a scheme such as \"int4-g128\"")),
+        (Some(_), Some(_)) => {
+            let expected = "none beside file_type, which sets the type of every tensor";
+            Err(reader.fault("weights", "a scheme", expected))
+        }
     }
-    let expected = || nearest_list(name, FILE_TYPES.iter().map(|ty| ty.name));
-    let found =
-        FileType::parse(name).ok_or_else(|| reader.fault("file_type", format!("\"{name}\""), expected()));
-    found.map(Some)
 }
 
-/// Reads the transform with the options of its table. Its defaults depend on the method.
-fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
-    let rows = TRANSFORMS.map(|row| (row.name, row));
-    let mut named = reader.one_of("transform", &rows)?.map(|row| for_method((row.new)(), method));
+/// Makes the transform with the options of its table. Its defaults depend on the method.
+fn transform(
+    reader: &Reader<'_>,
+    row: Option<RegisteredTransform>,
+    method: &dyn Method,
+) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
+    let mut named = row.map(|row| for_method((row.new)(), method));
     let own = named.as_ref().map_or(Vec::new(), |transform| transform.tables());
     let own = own.into_iter().map(options::spec).collect::<Vec<_>>();
     let with =
@@ -135,37 +113,25 @@ fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn 
         }
     }
     if let Some(transform) = &mut named {
-        for spec in own {
-            let Some(table) = reader.options(&spec)? else { continue };
-            set(&table, spec.name, transform.tables_mut())?;
+        for spec in &own {
+            let Some(table) = reader.options(spec)? else { continue };
+            reader.set(spec, table, transform.tables_mut())?;
         }
     }
     Ok(named.map(Arc::from))
 }
 
-/// Reads the training after the method, with the options of its table.
-fn tuning(reader: &Reader<'_>) -> Result<Option<EndToEnd>, RecipeError> {
-    let mut tuning = reader.one_of("tune", &[(e2e::NAME, EndToEnd::DEFAULT)])?;
-    let spec = options::spec((e2e::NAME, &EndToEnd::DEFAULT));
-    let Some(table) = reader.options(&spec)? else { return Ok(tuning) };
-    let Some(options) = &mut tuning else {
-        return Err(reader.fault(e2e::NAME, "a table", "none without tune = \"e2e\""));
-    };
-    set(&table, e2e::NAME, vec![(e2e::NAME, options)])?;
-    Ok(tuning)
-}
-
-/// Sets the options of each of `tables` that is named `name` to the values of `from`.
-fn set(from: &Reader<'_>, name: &str, tables: Vec<NamedMut<'_>>) -> Result<(), RecipeError> {
-    let set = options::set(tables, name, from.table);
-    set.map_err(|error| from.fault(error.key, error.found, error.allowed))
-}
-
-fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
-    let Some(text) = reader.string("format")? else { return Ok(None) };
-    let names = || nearest_list(text, Container::names());
-    let found = Container::named(text);
-    found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names()))
+/// Makes the training after the method, with the options of its table, if the recipe has one.
+fn tuning(reader: &Reader<'_>, tunes: bool) -> Result<Option<EndToEnd>, RecipeError> {
+    let mut tuning = EndToEnd::default();
+    let spec = options::spec((e2e::NAME, &tuning));
+    if let Some(table) = reader.options(&spec)? {
+        if !tunes {
+            return Err(reader.fault(e2e::NAME, "a table", "none without tune = \"e2e\""));
+        }
+        reader.set(&spec, table, vec![(e2e::NAME, &mut tuning)])?;
+    }
+    Ok(tunes.then_some(tuning))
 }
 
 /// Sets the options of the methods from their tables. Tables of other methods are errors.
@@ -182,7 +148,7 @@ fn method_options(
             let expected = format!("none with method {}", names.join(" and "));
             return Err(reader.fault(spec.name, "a table", expected));
         }
-        methods.iter_mut().try_for_each(|method| set(&table, spec.name, method.tables_mut()))?;
+        methods.iter_mut().try_for_each(|method| reader.set(&spec, table, method.tables_mut()))?;
     }
     Ok(())
 }

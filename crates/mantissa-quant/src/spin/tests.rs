@@ -22,11 +22,13 @@ fn plan(source: &ModelFiles, recipe: &str) -> Plan {
     Plan::new(source, Recipe::load(recipe).unwrap(), options).unwrap()
 }
 
-const OPTIONS: SpinOptions = SpinOptions { iterations: 30, batch_tokens: 192, ..SpinOptions::DEFAULT };
+fn options() -> SpinOptions {
+    SpinOptions { iterations: 30, batch_tokens: 192, ..SpinOptions::default() }
+}
 
 fn learner<'a>(plan: &'a Plan, source: &'a ModelFiles) -> Learner<'a> {
-    let rotations = dense(&plan.config, Rotations::random(&plan.config, OPTIONS.rotate));
-    Learner::new(plan, source, OPTIONS, rotations, &mut || ControlFlow::Continue(())).unwrap()
+    let rotations = dense(&plan.config, Rotations::random(&plan.config, options().rotate));
+    Learner::new(plan, source, options(), rotations, &mut || ControlFlow::Continue(())).unwrap()
 }
 
 fn states(plan: &Plan, source: &ModelFiles) -> States {
@@ -89,11 +91,11 @@ fn learning_lowers_the_loss_and_preserves_the_function() {
             steps += 1;
             ControlFlow::Continue(())
         };
-        let learned = learn(&plan, &source, OPTIONS, set, &mut tick).unwrap();
+        let learned = learn(&plan, &source, options(), set, &mut tick).unwrap();
         let [before, after] = learned.kl;
-        assert!(steps > OPTIONS.iterations && after < before && after > 0.0, "{recipe}: {before} {after}");
+        assert!(steps > options().iterations && after < before && after > 0.0, "{recipe}: {before} {after}");
         assert!(learned_matrices(&learned.rotations).all(|matrix| matrix.error() <= 1e-6));
-        let start = dense(&plan.config, Rotations::random(&plan.config, OPTIONS.rotate));
+        let start = dense(&plan.config, Rotations::random(&plan.config, options().rotate));
         assert_ne!(start, learned.rotations);
         // The unquantized model computes the same function as before.
         let teacher = states(&plan, &source);
@@ -102,7 +104,7 @@ fn learning_lowers_the_loss_and_preserves_the_function() {
         learner.refold().unwrap();
         let table = learner.model.parameters().table().clone();
         let folded = Folded::new(&source, &learner.folds);
-        let options = training_options(set, OPTIONS, 1);
+        let options = training_options(set, options(), 1);
         let mut model = TrainModel::load(&folded, options).unwrap();
         assert_eq!(model.parameters().table(), &table);
         let (tokens, lens, states) = learner.batch(set, &teacher, &[0, 1]).unwrap();

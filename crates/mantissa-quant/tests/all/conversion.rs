@@ -22,7 +22,7 @@ fn quantize(source: &ModelFiles, scheme: &str, out: &Path, container: Option<Con
 fn policy(scheme: &str, weights: &str) -> Policy {
     let base = if weights == "f32" { "fp32" } else { "bf16" };
     let text = format!("policy = \"{base}\"\nfprop.w = \"{scheme}\"");
-    let table: PolicyTable = toml::from_str(&text).unwrap();
+    let table: PolicyTable = mantissa_options::from_toml(&text).unwrap();
     table.policy(1).unwrap()
 }
 
@@ -91,7 +91,7 @@ fn learned_scales_are_stored_bit_for_bit() {
                 "policy = \"{base}\"\nfprop.w = {{ scheme = \"{scheme}\", scales = \"learned\" }}\n\
                  dgrad.w = {{ scheme = \"f32\", source = \"forward\" }}"
             );
-            let policy = toml::from_str::<PolicyTable>(&text).unwrap().policy(1).unwrap();
+            let policy = mantissa_options::from_toml::<PolicyTable>(&text).unwrap().policy(1).unwrap();
             let options = mantissa_train::Options { max_tokens: 8, max_len: 8, threads: 2, policy };
             let mut trained = TrainModel::load(&source, options).unwrap();
             let scales: Vec<_> =

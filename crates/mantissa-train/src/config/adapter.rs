@@ -1,6 +1,6 @@
 //! `[adapter]`: fine-tuning with adapters over the frozen initial model.
 
-use serde::{Deserialize, Serialize};
+use mantissa_options::{AtLeast, Flag, Note, Text, Texts, Unset, Within, options};
 
 use crate::lora::{Init, Lora, Tuning};
 use crate::policy::TableFault;
@@ -11,32 +11,33 @@ const QLORA_BASE: &str = "nf4-dq";
 /// Accepted values of schemes, for messages.
 const SCHEME: &str = "a weight scheme such as nf4-dq or int4-g32 (`mantissa schemes` lists all)";
 
-/// `[adapter]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct AdapterConfig {
-    pub kind: String,
-    #[serde(default = "rank")]
-    pub rank: usize,
-    #[serde(default = "alpha")]
-    pub alpha: f64,
-    #[serde(default)]
-    pub dropout: f64,
-    #[serde(default)]
-    pub rslora: bool,
-    #[serde(default = "all")]
-    pub targets: Vec<String>,
-    #[serde(default)]
-    pub train: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<String>,
-    #[serde(default)]
-    pub loftq: usize,
-    #[serde(default)]
-    pub merge: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requantize: Option<String>,
+options! {
+    /// `[adapter]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct AdapterConfig {
+        /// lora dora qlora
+        kind: String, Text, Note::needed("\"lora\"");
+        /// of the update
+        rank: usize = Lora::default().rank, AtLeast(0);
+        /// scale: alpha / rank, or alpha / sqrt(rank) with rslora
+        alpha: f64 = Lora::default().alpha, Within::ALL;
+        /// true: the scale alpha / sqrt(rank)
+        rslora: bool = false, Flag;
+        /// share of the adapters' inputs set to 0
+        dropout: f64 = 0.0, Within::ALL, Note::NONE.before("rslora");
+        /// linear layers, by module name or the last parts of it
+        targets: Vec<String> = Lora::default().targets, Texts;
+        /// other tensors that train whole, such as "*norm" or "lm_head"
+        train: Vec<String>, Texts;
+        /// scheme of the frozen linear weights; qlora: nf4-dq, else as stored
+        base: Option<String>, Unset(Text), Note::example("\"nf4-dq\"");
+        /// alternating steps of LoftQ's initialization; 0: B starts at zero
+        loftq: usize = 0, AtLeast(0);
+        /// true: also write the merged model
+        merge: bool = false, Flag;
+        /// also write the merged model in this scheme
+        requantize: Option<String>, Unset(Text), Note::example("\"int4-g32\"");
+    }
 }
 
 impl AdapterConfig {
@@ -77,25 +78,13 @@ impl AdapterConfig {
     }
 }
 
-fn rank() -> usize {
-    Lora::default().rank
-}
-
-fn alpha() -> f64 {
-    Lora::default().alpha
-}
-
-fn all() -> Vec<String> {
-    Lora::default().targets
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<Tuning, String> {
-        let config: AdapterConfig = toml::from_str(text).map_err(|error| error.to_string())?;
+        let config: AdapterConfig = mantissa_options::from_toml(text)?;
         config.tuning(7).map_err(|fault| format!("{}: {}, not {}", fault.key, fault.allowed, fault.found))
     }
 

@@ -1,133 +1,122 @@
-//! Search for the missing and unknown keys of all tables, which are reported together.
+//! Errors of settings: missing and unknown keys of all tables together, else the first value that is not accepted.
 
-use serde::de::DeserializeOwned;
-use toml::{Table, Value};
+use mantissa_options::{Faults, MissingKey, Refusal, UnknownKey};
 
-use super::Optimizer;
-use super::declared::{self, Fallback, Setting};
-use super::keys::{CheckpointConfig, Data, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation};
-use crate::error::KeyFaults;
-use crate::policy::PolicyTable;
+use crate::error::{KeyFaults, TrainError};
 
-/// Lists the missing and unknown keys of the settings `root`. Stops at a wrong type, which is reported by itself.
-pub(super) fn of(root: &Table) -> KeyFaults {
-    let mut faults = KeyFaults::default();
-    let mut whole = root.clone();
-    let sections: [(&str, Section); 9] = [
-        ("model", section::<Model>),
-        ("data", section::<Data>),
-        ("validation", section::<Validation>),
-        ("samples", section::<Samples>),
-        ("precision", section::<PolicyTable>),
-        ("optimizer", section::<Optimizer>),
-        ("schedule", section::<ScheduleConfig>),
-        ("checkpoint", section::<CheckpointConfig>),
-        ("telemetry", section::<Telemetry>),
-    ];
-    for (name, complete) in sections {
-        if let Some(table) = root.get(name).cloned().unwrap_or(Value::Table(Table::new())).as_table() {
-            whole.insert(name.to_owned(), Value::Table(complete(name, table.clone(), &mut faults)));
-        }
+/// Refuses the settings `file` for its faults.
+///
+/// # Errors
+/// [`TrainError::Keys`]; [`TrainError::Config`] names the key and the accepted values.
+pub(super) fn refuse(file: &str, faults: Faults) -> Result<(), TrainError> {
+    let file = file.to_owned();
+    let keys = KeyFaults {
+        unknown: faults.unknown.iter().map(unknown).collect(),
+        missing: faults.missing.iter().map(missing).collect(),
+    };
+    if !keys.is_empty() {
+        return Err(TrainError::Keys { file, faults: keys });
     }
-    need_one(root, "model", &["config", "architecture", "init"], &mut faults);
-    need_one(root, "schedule", &["steps", "minutes"], &mut faults);
-    section::<RunConfig>("", whole, &mut faults);
-    faults
+    let Some(refused) = faults.refused.into_iter().next() else { return Ok(()) };
+    Err(match refused.refusal {
+        Refusal::Value { found, allowed } => TrainError::Config { file, key: refused.key, found, allowed },
+        Refusal::Cause(error) => TrainError::Toml { file, place: refused.key, error: error.to_string() },
+    })
 }
 
-type Section = fn(&str, Table, &mut KeyFaults) -> Table;
-
-/// Adds the first of `keys` to the missing keys, with the others, if the table `section` has none of them.
-fn need_one(root: &Table, section: &str, keys: &[&str], faults: &mut KeyFaults) {
-    let table = root.get(section).and_then(Value::as_table);
-    if root.contains_key(section) && table.is_none() {
-        return;
-    }
-    if !keys.iter().any(|key| table.is_some_and(|table| table.contains_key(*key))) {
-        let paths = keys.iter().map(|key| missing(&format!("{section}.{key}")));
-        faults.missing.push(paths.collect::<Vec<_>>().join(" or "));
-    }
+/// Names an unknown key with the accepted ones.
+fn unknown(unknown: &UnknownKey) -> String {
+    let table = if unknown.table.is_empty() { String::new() } else { format!("[{}] ", unknown.table) };
+    let known = unknown.known.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let of = if unknown.known.len() > 1 { "one of " } else { "" };
+    format!("{table}`{}`, expected {of}{known}{}", unknown.key, unknown.suggestion())
 }
 
-/// Completes a table: removes unknown keys and adds examples of missing ones, each of which is noted. Keys and their
-/// types are known to the deserializer only, so it is asked until it accepts the table or rejects a value.
-fn section<T: DeserializeOwned>(name: &str, mut table: Table, faults: &mut KeyFaults) -> Table {
-    // Each round adds or removes a key.
-    let keys = declared::section(name).map_or(0, |section| section.settings.len());
-    for _ in 0..=table.len() + keys {
-        let Err(error) = T::deserialize(Value::Table(table.clone())) else { break };
-        let message = error.message().to_owned();
-        if let Some(key) = quoted(&message, "unknown field `") {
-            let dot = if name.is_empty() { String::new() } else { format!("[{name}] ") };
-            faults.unknown.push(format!("{dot}{}", message.trim_start_matches("unknown field ")));
-            // A key of a table within is named by its own message, once.
-            if table.remove(key).is_none() {
-                break;
-            }
-        } else if let Some(key) = quoted(&message, "missing field `") {
-            let path = if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
-            faults.missing.push(missing(&path));
-            let Some(example) = example(&path) else { break };
-            table.insert(key.to_owned(), example);
-        } else {
-            break;
-        }
-    }
-    table
-}
-
-/// Returns the key that follows `start` in a message.
-fn quoted<'a>(message: &'a str, start: &str) -> Option<&'a str> {
-    message.strip_prefix(start)?.split('`').next()
-}
-
-/// Finds a setting that has no default.
-fn needed(path: &str) -> Option<&'static Setting> {
-    declared::setting(path).filter(|setting| setting.default == Fallback::Needed)
-}
-
-fn missing(path: &str) -> String {
-    needed(path).map_or_else(|| path.to_owned(), |setting| format!("{path} = {}", setting.example))
-}
-
-fn example(path: &str) -> Option<Value> {
-    needed(path)?.value()
+/// Names a missing key with an example, and the keys that stand for it.
+fn missing(missing: &MissingKey) -> String {
+    let example = format!("{} = {}", missing.key, missing.example);
+    [example].into_iter().chain(missing.or.iter().cloned()).collect::<Vec<_>>().join(" or ")
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
+    use mantissa_options::{Declared, Key, Section, read, sections};
+
     use super::*;
+    use crate::config::RunConfig;
+
+    fn faults(text: &str) -> KeyFaults {
+        let mut faults = Faults::default();
+        let _: RunConfig = read(&text.parse().unwrap(), "", &mut faults);
+        match refuse("run.toml", faults) {
+            Err(TrainError::Keys { faults, .. }) => faults,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn every_missing_and_unknown_key_is_listed_once() {
-        let faults =
-            of(&"seeed = 1\n[optimizer]\nlrr = 1\n[data]\nbatch = 2\nfils = [\"a\"]".parse().unwrap());
+        let faults = faults("seeed = 1\n[optimizer]\nlrr = 1\n[data]\nbatch = 2\nfils = [\"a\"]");
         assert_eq!(
             faults.missing,
             [
+                "model.config = \"config.json\" or model.architecture or model.init",
                 "data.files = [\"text.txt\"]",
                 "data.length = 256",
                 "optimizer.lr = 1e-3",
-                "model.config = \"config.json\" or model.architecture or model.init",
                 "schedule.steps = 1000 or schedule.minutes",
                 "out = \"runs/first\"",
             ]
         );
         assert_eq!(faults.unknown.len(), 3, "{faults:?}");
         assert!(faults.unknown[0].starts_with("[data] `fils`, expected one of `files`"), "{faults:?}");
+        assert!(faults.unknown[0].ends_with("did you mean \"files\"?"), "{faults:?}");
         assert!(faults.unknown[2].starts_with("`seeed`, expected one of `seed`"), "{faults:?}");
     }
 
-    /// Every example has the type of its key, so that the search does not stop at it.
     #[test]
-    fn examples_are_settings() {
-        let settings = declared::SECTIONS.iter().flat_map(|section| section.settings);
-        let needed = settings.filter(|setting| setting.default == Fallback::Needed);
-        let needed = needed.filter(|setting| !setting.key.starts_with("adapter."));
-        let set =
-            needed.map(|setting| format!("{} = {}\n", setting.key, setting.example)).collect::<String>();
-        assert!(of(&set.parse().unwrap()).is_empty());
-        super::super::RunConfig::parse("x", &set, &[]).unwrap();
+    fn keys_of_tables_within_tables_are_listed_too() {
+        let faults = faults("[precision.fprop]\nx = { sheme = \"bf16\" }\n[adapter]\nranks = 4");
+        let unknown = &faults.unknown;
+        assert!(unknown[0].starts_with("[adapter] `ranks`, expected one of `kind`, `rank`"), "{unknown:?}");
+        assert!(
+            unknown[1].starts_with("[precision.fprop.x] `sheme`, expected one of `scheme`"),
+            "{unknown:?}"
+        );
+        assert!(faults.missing.contains(&"adapter.kind = \"lora\"".to_owned()), "{faults:?}");
+    }
+
+    /// Every value that pages show is accepted, and every default is that of a run without the key.
+    #[test]
+    fn shown_values_are_settings() {
+        let all = sections(RunConfig::default().keys());
+        let shown = |wanted: fn(&Key) -> bool| {
+            let line = |section: &Section| {
+                let keys =
+                    section.keys.iter().filter(|key| !key.note.hidden && !key.note.retired && wanted(key));
+                let name = section.name;
+                let keys = keys.map(|key| {
+                    let dot = if name.is_empty() { "" } else { "." };
+                    format!("{name}{dot}{} = {}\n", key.name, key.shown())
+                });
+                keys.collect::<String>()
+            };
+            all.iter().map(line).collect::<String>()
+        };
+        let read_from = |text: &str| {
+            let mut faults = Faults::default();
+            let run: RunConfig = read(&text.parse().unwrap(), "", &mut faults);
+            refuse("run.toml", faults).unwrap();
+            run
+        };
+        // Adapters and distillation are read whole, so their tables need no key beside those with an example.
+        read_from(&shown(|_| true));
+        let needed = shown(|key| key.note.needed);
+        let defaults = shown(|key| key.note.needed || !key.is_unset());
+        let [needed, mut defaults] = [needed, defaults].map(|text| read_from(&text));
+        // The keys with defaults make the table.
+        defaults.distill = None;
+        assert_eq!(needed, defaults);
     }
 }

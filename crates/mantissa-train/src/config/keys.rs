@@ -1,73 +1,81 @@
-//! Tables of the settings with their defaults.
+//! Tables of the settings. Each key is declared once: name, type, default, accepted values and meaning.
 
-use serde::{Deserialize, Serialize};
+use mantissa_options::{
+    AnyTable, AtLeast, Declared, Flag, Note, Section, Subtable, Text, Texts, Unset, Within, options, sections,
+};
+use toml::Table;
 
 use super::Optimizer;
 use super::adapter::AdapterConfig;
-use super::declared::default;
 use crate::policy::PolicyTable;
 use crate::teacher::SoftTargets;
 
-/// Settings of a training run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct RunConfig {
-    #[serde(default)]
-    pub seed: u64,
-    pub out: String,
-    pub model: Model,
-    pub data: Data,
-    #[serde(default, skip_serializing_if = "Validation::is_default")]
-    pub validation: Validation,
-    #[serde(default, skip_serializing_if = "Samples::is_default")]
-    pub samples: Samples,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub adapter: Option<AdapterConfig>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub distill: Option<Distill>,
-    #[serde(default)]
-    pub precision: PolicyTable,
-    pub optimizer: Optimizer,
-    pub schedule: ScheduleConfig,
-    #[serde(default)]
-    pub checkpoint: CheckpointConfig,
-    #[serde(default)]
-    pub telemetry: Telemetry,
+options! {
+    /// Settings of a training run.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RunConfig {
+        /// of all random numbers
+        seed: u64 = 0, AtLeast(0);
+        /// folder of the run
+        out: String, Text, Note::needed("\"runs/first\"");
+        /// Model.
+        model: Model, Subtable("");
+        /// Training data.
+        data: Data, Subtable("");
+        /// Measurements of the loss on held-out text.
+        validation: Validation, Subtable("optional"), Note::LATER;
+        /// Texts that the model continues.
+        samples: Samples, Subtable("optional"), Note::LATER;
+        /// Adapters.
+        adapter: Option<AdapterConfig>, Unset(Subtable("optional: adapters over the frozen model.init"));
+        /// Distillation.
+        distill: Option<Distill>,
+            Unset(Subtable("optional: the loss is the divergence from the predictions of a teacher"));
+        /// Precision policy.
+        precision: PolicyTable, Subtable("any other key changes a part of the policy");
+        /// Optimizer.
+        optimizer: Optimizer, Subtable("");
+        /// Learning rate by step.
+        schedule: ScheduleConfig, Subtable("");
+        /// Checkpoints.
+        checkpoint: CheckpointConfig, Subtable("");
+        /// Observation of tensors.
+        telemetry: Telemetry, Subtable("");
+    }
 }
 
-/// `[model]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct Model {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub init: Option<String>,
-    #[serde(default = "std")]
-    pub std: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub architecture: Option<toml::Table>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub balance: Option<f64>,
+options! {
+    /// `[model]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Model {
+        /// architecture, as Hugging Face writes it, or the table [model.architecture] with its keys
+        config: Option<String>, Unset(Text), Note::needed("\"config.json\"").or(&["architecture", "init"]);
+        /// folder with tokenizer.json; without it and init, one is trained on the data
+        tokenizer: Option<String>, Unset(Text), Note::example("\"tokenizer\"");
+        /// an unquantized model whose weights it starts from; stands for config and tokenizer too
+        init: Option<String>, Unset(Text), Note::example("\"model\"");
+        /// standard deviation of initial weights
+        std: f64 = 0.02, Within(0.0, 1e3);
+        /// the keys of a Hugging Face config.json
+        architecture: Option<Table>, Unset(AnyTable), Note::HIDDEN;
+        /// factor of the load-balancing loss of experts; 0: none
+        balance: Option<f64>, Unset(Within(0.0, 1e3)), Note::example("0.001");
+    }
 }
 
-/// `[distill]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct Distill {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub teacher: Option<String>,
-    // Checkpoints of earlier versions have neither.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub temperature: Option<f64>,
-    pub generated: usize,
+options! {
+    /// `[distill]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Distill {
+        /// its folder or .gguf file; without it model.init, unquantized
+        teacher: Option<String>, Unset(Text), Note::example("\"large\"");
+        /// weight of the divergence; the loss on the text has 1 - weight
+        weight: Option<f64>, Unset(Within(0.0, 1.0)), Note::example("1.0");
+        /// divides both models' logits; the divergence is multiplied by its square
+        temperature: Option<f64>, Unset(Within(0.05, 100.0)), Note::example("1.0");
+        /// windows of text that the teacher generates, besides data.files
+        generated: usize = 0, AtLeast(0);
+    }
 }
 
 impl Distill {
@@ -81,41 +89,45 @@ impl Distill {
     }
 }
 
-/// `[data]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct Data {
-    pub files: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub split: Option<String>,
-    #[serde(default = "field")]
-    pub field: String,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub chat: bool,
-    pub length: usize,
-    pub batch: usize,
-    #[serde(default = "accumulate")]
-    pub accumulate: usize,
+options! {
+    /// `[data]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Data {
+        /// texts, .jsonl files, or token files (.safetensors)
+        files: Vec<String>, Texts, Note::needed("[\"text.txt\"]");
+        /// between the documents of a text; without it a text is one document
+        split: Option<String>, Unset(Text), Note::example("\"<|endoftext|>\"");
+        /// of a .jsonl line with the document
+        field: String = "text".to_owned(), Text;
+        /// true: .jsonl files of conversations or prompts, loss on answers only, packed
+        chat: bool = false, Flag, Note::LATER;
+        /// tokens of a window
+        length: usize, AtLeast(1), Note::needed("256");
+        /// windows of a batch
+        batch: usize, AtLeast(1), Note::needed("16");
+        /// batches of a step (gradient accumulation)
+        accumulate: usize = 1, AtLeast(1);
+    }
 }
 
-/// `[validation]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct Validation {
-    pub files: Vec<String>,
-    pub share: f64,
-    pub every: u64,
-    pub batches: usize,
-    pub patience: u64,
+options! {
+    /// `[validation]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Validation {
+        /// share of the documents that is held out, or files
+        share: f64 = 0.0, Within(0.0, 0.5);
+        /// held-out texts or conversations
+        files: Vec<String>, Texts, Note::NONE.before("share");
+        /// steps between two measurements; the last step has one too
+        every: u64 = 100, AtLeast(1);
+        /// measured at most, evenly spaced over the held-out text
+        batches: usize = 8, AtLeast(1);
+        /// the run ends after this number of measurements without a better loss; 0: never
+        patience: u64 = 0, AtLeast(0);
+    }
 }
 
 impl Validation {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// True if documents are held out and their loss is measured.
     pub fn is_active(&self) -> bool {
         self.share > 0.0 || !self.files.is_empty()
@@ -127,143 +139,72 @@ impl Validation {
     }
 }
 
-impl Default for Validation {
-    fn default() -> Self {
-        Validation {
-            files: Vec::new(),
-            share: default("validation.share"),
-            every: default("validation.every"),
-            batches: default("validation.batches"),
-            patience: default("validation.patience"),
-        }
+options! {
+    /// `[samples]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Samples {
+        /// continued during training, to read along
+        prompts: Vec<String>, Texts;
+        /// steps; the last step has samples too
+        every: u64 = 100, AtLeast(1);
+        /// new tokens of each
+        tokens: usize = 32, AtLeast(1);
+        /// 0: greedy
+        temperature: f64 = 0.0, Within(0.0, 100.0);
     }
-}
-
-/// `[samples]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct Samples {
-    pub prompts: Vec<String>,
-    pub every: u64,
-    pub tokens: usize,
-    pub temperature: f64,
 }
 
 impl Samples {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// True if prompts are continued after `step`.
     pub fn is_due(&self, step: u64, last: bool) -> bool {
         !self.prompts.is_empty() && (last || step.is_multiple_of(self.every.max(1)))
     }
 }
 
-impl Default for Samples {
-    fn default() -> Self {
-        Samples {
-            prompts: Vec::new(),
-            every: default("samples.every"),
-            tokens: default("samples.tokens"),
-            temperature: default("samples.temperature"),
-        }
+options! {
+    /// `[schedule]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct ScheduleConfig {
+        /// or minutes
+        steps: u64 = 0, AtLeast(0), Note::needed("1000").or(&["minutes"]).later();
+        /// constant linear cosine wsd (stable is another name)
+        kind: String = "cosine".to_owned(), Text;
+        /// steps with a rising learning rate
+        warmup: u64 = 0, AtLeast(0);
+        /// last learning rate as a share of lr
+        min_ratio: f64 = 0.1, Within(0.0, 1.0);
+        /// of wsd: steps of the decay
+        decay_steps: u64 = 0, AtLeast(0);
+        /// wall time over all processes of the run, instead of steps; with wsd
+        minutes: f64 = 0.0, Within(0.0, 1e6), Note::example("30.0").later().before("kind");
+        /// share of the minutes in which the learning rate decays
+        decay_share: f64 = 0.2, Within(0.0, 0.9), Note::LATER;
     }
 }
 
-/// `[schedule]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct ScheduleConfig {
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub steps: u64,
-    #[serde(default, skip_serializing_if = "is_zero_minutes")]
-    pub minutes: f64,
-    #[serde(default = "cosine")]
-    pub kind: String,
-    #[serde(default)]
-    pub warmup: u64,
-    #[serde(default = "min_ratio")]
-    pub min_ratio: f64,
-    #[serde(default)]
-    pub decay_steps: u64,
-    #[serde(default = "decay_share", skip_serializing_if = "is_decay_share")]
-    pub decay_share: f64,
-}
-
-/// `[checkpoint]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct CheckpointConfig {
-    pub every: u64,
-    pub keep: usize,
-    #[serde(skip_serializing_if = "is_true")]
-    pub best: bool,
-}
-
-/// `[telemetry]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "`declared` describes every key")]
-pub struct Telemetry {
-    pub every: u64,
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
-}
-
-fn is_zero_minutes(n: &f64) -> bool {
-    *n == 0.0
-}
-
-fn decay_share() -> f64 {
-    default("schedule.decay_share")
-}
-
-fn is_decay_share(share: &f64) -> bool {
-    *share == decay_share()
-}
-
-fn is_true(value: &bool) -> bool {
-    *value
-}
-
-fn std() -> f64 {
-    default("model.std")
-}
-
-fn field() -> String {
-    default("data.field")
-}
-
-fn accumulate() -> usize {
-    default("data.accumulate")
-}
-
-fn cosine() -> String {
-    default("schedule.kind")
-}
-
-fn min_ratio() -> f64 {
-    default("schedule.min_ratio")
-}
-
-impl Default for CheckpointConfig {
-    fn default() -> Self {
-        CheckpointConfig {
-            every: default("checkpoint.every"),
-            keep: default("checkpoint.keep"),
-            best: default("checkpoint.best"),
-        }
+options! {
+    /// `[checkpoint]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct CheckpointConfig {
+        /// steps; the first is written after step 1
+        every: u64 = 100, AtLeast(1);
+        /// at least 2, to survive a damaged one
+        keep: usize = 2, AtLeast(1);
+        /// the one with the least validation loss is kept too, and exported
+        best: bool = true, Flag, Note::LATER;
     }
 }
 
-impl Default for Telemetry {
-    fn default() -> Self {
-        Telemetry { every: default("telemetry.every") }
+options! {
+    /// `[telemetry]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Telemetry {
+        /// steps between two looks at every tensor, the first at step 1; 0: none
+        every: u64 = 100, AtLeast(0);
     }
+}
+
+/// Finds the table of this name, for pages; the keys before all tables have the empty name.
+pub fn section(name: &str) -> Option<Section> {
+    sections(RunConfig::default().keys()).into_iter().find(|section| section.name == name)
 }

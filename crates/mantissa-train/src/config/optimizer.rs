@@ -1,23 +1,23 @@
-//! `[optimizer]`: keys of all optimizers, and keys of the chosen one, which the registry lists with their defaults.
+//! `[optimizer]`: keys of all optimizers, and own keys of the chosen one, which its file declares.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
 
-use serde::de::Error;
-use serde::ser::SerializeMap;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use toml::Value;
+use mantissa_options::{
+    Accepts, Declared, Faults, Flag, Key, Note, Refusal, Table, Texts, Value, Within, Written, dotted,
+    options,
+};
 
-use super::declared::{default, setting};
-use crate::optim::keys::{Key, OptimizerKind, Values};
-use crate::optim::registry::kind;
-use crate::optim::{DecayGroups, MomentFormat, OptimizerSpec, RateScales, optimizers};
+use crate::optim::keys::{Fault, OptimizerKeys};
+use crate::optim::registry::{self, FIRST, kinds};
+use crate::optim::{DecayGroups, MomentFormat, OptimizerSpec, RateScales};
 
-/// Keys of all optimizers besides `kind` and `lr`.
-const COMMON: [&str; 6] = ["weight_decay", "decay", "no_decay", "max_norm", "lr_scale", "paged"];
+/// Name of the key that chooses the optimizer.
+const KIND: &str = "kind";
 
 /// Order in which keys are written; others follow.
 const ORDER: [&str; 12] = [
-    "kind",
+    KIND,
     "lr",
     "moments",
     "beta1",
@@ -31,205 +31,197 @@ const ORDER: [&str; 12] = [
     "max_norm",
 ];
 
-/// `[optimizer]`, checked, with every default filled in.
-#[derive(Clone, Debug, PartialEq)]
+options! {
+    /// Keys of all optimizers.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct CommonKeys {
+        /// peak learning rate
+        lr: f64, Within(0.0, 1e6), Note::needed("1e-3");
+        /// decoupled, times the learning rate
+        weight_decay: f64 = 0.1, Within(0.0, 1e3);
+        /// also norms, biases, and names such as "*.down_proj.weight"
+        decay: Vec<String> = DecayGroups::default().decay, Texts;
+        /// exceptions from decay
+        no_decay: Vec<String>, Texts;
+        /// gradient clipping; 0: none
+        max_norm: f64 = 1.0, Within(0.0, 1e30);
+        /// true: moments in a file of the run's folder instead of memory
+        paged: bool = false, Flag, Note::LATER;
+        /// factors of the learning rate, by group or name
+        lr_scale: BTreeMap<String, f64>, Factors(Within(0.0, 1e6)), Note::example("{ embeddings = 0.1 }").later();
+    }
+}
+
+/// Tables of factors in this range.
+struct Factors(Within);
+
+impl Accepts<BTreeMap<String, f64>> for Factors {
+    fn read(&self, value: &Value) -> Option<BTreeMap<String, f64>> {
+        let factor =
+            |(name, value): (&String, &Value)| Some((name.clone(), Accepts::<f64>::read(&self.0, value)?));
+        value.as_table()?.iter().map(factor).collect()
+    }
+
+    fn print(&self, factors: &BTreeMap<String, f64>) -> Option<Value> {
+        let factors = factors.iter().map(|(name, factor)| (name.clone(), Value::Float(*factor)));
+        Some(Value::Table(factors.collect()))
+    }
+
+    fn allowed(&self) -> String {
+        format!("a table of factors, {}", Accepts::<f64>::allowed(&self.0))
+    }
+
+    fn refusal(&self, value: &Value) -> Refusal {
+        let mut factors = value.as_table().into_iter().flatten().map(|(_, factor)| factor);
+        match factors.find(|factor| Accepts::<f64>::read(&self.0, factor).is_none()) {
+            Some(factor) => Accepts::<f64>::refusal(&self.0, factor),
+            None => Refusal::new(value.to_string(), "a table of factors"),
+        }
+    }
+}
+
+/// `[optimizer]`.
+#[derive(Clone, Debug)]
 pub struct Optimizer {
     /// Name in the registry.
     pub kind: String,
-    /// Peak learning rate.
-    pub lr: f64,
-    /// Weight decay of the selected tensors.
-    pub weight_decay: f64,
-    /// Groups and tensors that decay.
-    pub decay: Vec<String>,
-    /// Exceptions that do not decay.
-    pub no_decay: Vec<String>,
-    /// Largest gradient norm; 0: no clipping.
-    pub max_norm: f64,
-    /// Factors of the learning rate by group or tensor.
-    pub lr_scale: BTreeMap<String, f64>,
-    /// True if moments lie in a file.
-    pub paged: bool,
+    /// Keys of all optimizers.
+    pub common: CommonKeys,
     /// Keys of this kind.
-    own: BTreeMap<String, Value>,
+    own: Arc<dyn OptimizerKeys>,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        let own = Arc::from((FIRST.keys)());
+        Optimizer { kind: FIRST.name.to_owned(), common: CommonKeys::default(), own }
+    }
+}
+
+impl PartialEq for Optimizer {
+    fn eq(&self, other: &Self) -> bool {
+        self.entries() == other.entries()
+    }
 }
 
 impl Optimizer {
     /// Returns the optimizer with its hyperparameters.
     pub fn recipe(&self) -> OptimizerSpec {
-        // A kind was checked when it was read, so the fallback is not used.
-        let kind = kind(&self.kind).unwrap_or(&crate::optim::registry::FIRST);
         OptimizerSpec {
-            method: (kind.build)(&Values(&self.own)),
-            weight_decay: self.weight_decay,
+            method: self.own.build(),
+            weight_decay: self.common.weight_decay,
             decay_vectors: false,
-            max_norm: Some(self.max_norm).filter(|norm| *norm > 0.0),
-            paged: self.paged,
+            max_norm: Some(self.common.max_norm).filter(|norm| *norm > 0.0),
+            paged: self.common.paged,
         }
     }
 
     /// Returns the storage format of the moments.
     pub fn moments(&self) -> MomentFormat {
-        Values(&self.own).moments()
+        self.own.moments().format
     }
 
     /// Returns the tensors with weight decay.
     pub fn decay_groups(&self) -> DecayGroups {
-        DecayGroups { decay: self.decay.clone(), no_decay: self.no_decay.clone() }
+        DecayGroups { decay: self.common.decay.clone(), no_decay: self.common.no_decay.clone() }
     }
 
     /// Returns the factors of the learning rate.
     pub fn rate_scales(&self) -> RateScales {
-        RateScales(self.lr_scale.clone())
+        RateScales(self.common.lr_scale.clone())
     }
 
-    /// Takes the keys of `table`; the message names the key and the accepted values.
-    fn take(mut table: BTreeMap<String, Value>) -> Result<Self, String> {
-        let name = match table.remove("kind") {
-            None => "adamw".to_owned(),
-            Some(Value::String(name)) => name,
-            Some(other) => return Err(fault("kind", &other, &kinds())),
+    /// Finds a combination of keys that cannot be met.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        if self.common.paged && matches!(self.moments(), MomentFormat::Map(_)) {
+            let found = format!("\"{}\"", self.own.moments().name);
+            return Some(("moments", found, "a format other than a map with paged = true"));
+        }
+        self.own.fault()
+    }
+
+    /// Reads the kind. A name that no optimizer has stays, so that keys of any optimizer are known beside it.
+    fn take_kind(&mut self, table: &Table, at: &str, faults: &mut Faults) {
+        let Some(value) = table.get(KIND) else { return };
+        let name = value.as_str().unwrap_or_default();
+        name.clone_into(&mut self.kind);
+        if registry::kind(name).is_none() {
+            faults.refuse(&dotted(at, KIND), Refusal::new(value.to_string(), names()));
+        }
+    }
+
+    /// Says that keys which only earlier versions wrote are none of this kind.
+    fn name_foreign_keys(&self, at: &str, refused_before: usize, faults: &mut Faults) {
+        let keys = self.keys();
+        let retired: Vec<_> =
+            keys.iter().filter(|key| key.note.retired).map(|key| dotted(at, key.name)).collect();
+        let accepted = keys.iter().filter(|key| !key.note.retired).map(|key| format!("`{}`", key.name));
+        let accepted = accepted.collect::<Vec<_>>().join(", ");
+        for refused in faults.refused.iter_mut().skip(refused_before) {
+            if let (true, Refusal::Value { allowed, .. }) =
+                (retired.contains(&refused.key), &mut refused.refusal)
+            {
+                *allowed = format!("no such key with kind = \"{}\"; it accepts {accepted}", self.kind);
+            }
+        }
+    }
+}
+
+impl Declared for Optimizer {
+    fn keys(&self) -> Vec<Key> {
+        let kind = Key {
+            name: KIND,
+            allowed: names(),
+            help: &KIND_HELP,
+            default: format!("\"{}\"", FIRST.name),
+            note: Note::NONE,
+            subkeys: None,
         };
-        let Some(kind) = kind(&name) else { return Err(fault("kind", &Value::String(name), &kinds())) };
-        let lr = table.remove("lr").ok_or("missing field `lr` in optimizer")?;
-        let mut own = BTreeMap::new();
-        for key in kind.keys {
-            let value = table.remove(key.name).unwrap_or_else(|| key.value());
-            let checked = key.checked(value.clone()).map_err(|allowed| match key.used {
-                true => fault(key.name, &value, &allowed),
-                false => fault(
-                    key.name,
-                    &value,
-                    &format!("no such key with kind = \"{name}\"; it accepts {}", accepted(kind)),
-                ),
-            })?;
-            own.insert(key.name.to_owned(), checked);
-        }
-        let optimizer = Optimizer {
-            lr: number("lr", lr)?,
-            weight_decay: taken(&mut table, "weight_decay", default("optimizer.weight_decay"), |v| {
-                number("weight_decay", v)
-            })?,
-            decay: taken(&mut table, "decay", DecayGroups::default().decay, |v| names("decay", v))?,
-            no_decay: taken(&mut table, "no_decay", Vec::new(), |v| names("no_decay", v))?,
-            max_norm: taken(&mut table, "max_norm", default("optimizer.max_norm"), |v| {
-                number("max_norm", v)
-            })?,
-            lr_scale: taken(&mut table, "lr_scale", BTreeMap::new(), factors)?,
-            paged: taken(&mut table, "paged", false, |v| match v {
-                Value::Boolean(paged) => Ok(paged),
-                other => Err(fault("paged", &other, "true or false")),
-            })?,
-            kind: name,
-            own,
+        let own = match registry::kind(&self.kind) {
+            Some(_) => self.own.keys(),
+            None => kinds().flat_map(|kind| (kind.keys)().keys()).collect(),
         };
-        if let Some(unknown) = table.keys().next() {
-            return Err(format!("unknown field `{unknown}`, expected one of {}", accepted(kind)));
-        }
-        optimizer.check(kind)?;
-        Ok(optimizer)
+        // The rate comes first, as it has no default.
+        let mut common = self.common.keys().into_iter();
+        let first = common.next();
+        [kind].into_iter().chain(first).chain(own).chain(common).collect()
     }
 
-    /// Refuses combinations of keys.
-    fn check(&self, kind: &OptimizerKind) -> Result<(), String> {
-        if self.paged && matches!(self.moments(), MomentFormat::Map(_)) {
-            let found = self.own.get("moments").cloned().unwrap_or(Value::Boolean(true));
-            return Err(fault("moments", &found, "a format other than a map with paged = true"));
-        }
-        (kind.check)(&Values(&self.own))
-            .map_err(|(key, found, allowed)| format!("optimizer.{key}: expected {allowed}, got {found}"))
+    fn take(&mut self, table: &Table, at: &str, faults: &mut Faults) {
+        self.take_kind(table, at, faults);
+        self.common.take(table, at, faults);
+        let mut own = (registry::kind(&self.kind).unwrap_or(&FIRST).keys)();
+        let refused_before = faults.refused.len();
+        own.take(table, at, faults);
+        self.own = Arc::from(own);
+        self.name_foreign_keys(at, refused_before, faults);
     }
 
-    /// Returns every key with its value, in the order in which they are written.
-    fn entries(&self) -> Vec<(String, Value)> {
-        let strings = |names: &[String]| Value::Array(names.iter().cloned().map(Value::String).collect());
-        let mut all: Vec<(String, Value)> = vec![
-            ("kind".to_owned(), Value::String(self.kind.clone())),
-            ("lr".to_owned(), Value::Float(self.lr)),
-            ("weight_decay".to_owned(), Value::Float(self.weight_decay)),
-            ("decay".to_owned(), strings(&self.decay)),
-            ("no_decay".to_owned(), strings(&self.no_decay)),
-            ("max_norm".to_owned(), Value::Float(self.max_norm)),
-        ];
-        all.extend(self.own.iter().map(|(key, value)| (key.clone(), value.clone())));
-        // Keys that earlier versions do not know are written only if they are set.
-        all.extend(self.paged.then(|| ("paged".to_owned(), Value::Boolean(true))));
-        let factors = self.lr_scale.iter().map(|(name, factor)| (name.clone(), Value::Float(*factor)));
-        let factors: toml::Table = factors.collect();
-        all.extend((!factors.is_empty()).then(|| ("lr_scale".to_owned(), Value::Table(factors))));
+    fn entries(&self) -> Vec<(&'static str, Written)> {
+        let kind = Written::Value(Value::String(self.kind.clone()));
+        let mut own = self.own.entries();
+        // Earlier versions wrote own keys by name.
+        own.sort_by_key(|(key, _)| *key);
+        let mut all: Vec<_> = [(KIND, kind)].into_iter().chain(own).chain(self.common.entries()).collect();
         let place = |key: &str| ORDER.iter().position(|name| *name == key).unwrap_or(ORDER.len());
-        all.sort_by_key(|(key, value)| (value.is_table(), place(key)));
+        all.sort_by_key(|(key, _)| place(key));
         all
     }
 }
 
-impl<'de> Deserialize<'de> for Optimizer {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Optimizer::take(BTreeMap::deserialize(deserializer)?).map_err(D::Error::custom)
-    }
-}
-
-impl Serialize for Optimizer {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let entries = self.entries();
-        let mut map = serializer.serialize_map(Some(entries.len()))?;
-        entries.iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
-        map.end()
-    }
-}
-
-/// Message about a value.
-fn fault(key: &str, found: &Value, allowed: &str) -> String {
-    format!("optimizer.{key}: expected {allowed}, got {found}")
-}
-
 /// Names of all optimizers.
-fn kinds() -> String {
-    optimizers().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+fn names() -> String {
+    kinds().map(|kind| kind.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Keys that `kind` accepts.
-fn accepted(kind: &OptimizerKind) -> String {
-    let own = kind.keys.iter().filter(|key: &&Key| key.used).map(|key| key.name);
-    let all = ["kind", "lr"].into_iter().chain(own).chain(COMMON);
-    all.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")
-}
+/// Meaning of the kind, for pages.
+static KIND_HELP: LazyLock<String> = LazyLock::new(|| {
+    let names = kinds().map(|kind| kind.name).collect::<Vec<_>>().join(" ");
+    format!("{names}, each with keys of its own")
+});
 
-/// Takes a key, or its default.
-fn taken<T>(
-    table: &mut BTreeMap<String, Value>,
-    key: &str,
-    default: T,
-    read: impl FnOnce(Value) -> Result<T, String>,
-) -> Result<T, String> {
-    table.remove(key).map_or(Ok(default), read)
-}
-
-/// Reads a number within the declared range of the key.
-fn number(key: &str, value: Value) -> Result<f64, String> {
-    let found = match &value {
-        Value::Float(x) => *x,
-        Value::Integer(x) => *x as f64,
-        _ => return Err(fault(key, &value, "a number")),
-    };
-    match setting(&format!("optimizer.{key}")).and_then(|setting| setting.refusal(&Value::Float(found))) {
-        None => Ok(found),
-        Some(allowed) => Err(fault(key, &value, &allowed)),
-    }
-}
-
-fn names(key: &str, value: Value) -> Result<Vec<String>, String> {
-    let strings = |values: &[Value]| {
-        values.iter().map(|value| value.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
-    };
-    value.as_array().and_then(|values| strings(values)).ok_or_else(|| fault(key, &value, "a list of names"))
-}
-
-fn factors(value: Value) -> Result<BTreeMap<String, f64>, String> {
-    let Value::Table(table) = value else { return Err(fault("lr_scale", &value, "a table of factors")) };
-    let factor = |(name, value): (String, Value)| {
-        let factor = number("lr_scale", value)?;
-        Ok((name, factor))
-    };
-    table.into_iter().map(factor).collect()
+/// Lists own keys of every optimizer by its name, without the format of moments, for pages.
+pub fn optimizer_keys() -> Vec<(&'static str, Vec<Key>)> {
+    let shown = |key: &Key| !key.note.retired && key.name != "moments";
+    kinds().map(|kind| (kind.name, (kind.keys)().keys().into_iter().filter(shown).collect())).collect()
 }

@@ -17,8 +17,9 @@
 use std::sync::Arc;
 
 use mantissa_kernels::kernels;
+use mantissa_options::{Flag, Within, options};
 
-use super::keys::{Key, OptimizerKind};
+use super::keys::{Fault, MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
 use super::matrix::shape;
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
@@ -29,34 +30,56 @@ use crate::param_table::ParamInfo;
 pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "adafactor",
     about: "Adafactor (Shazeer & Stern 2018): second moments as a row and a column per matrix",
-    keys: &[
-        Key::MOMENTS,
-        Key::number("beta1", 0.0, 0.0, 0.999_999),
-        Key::number("decay_rate", -0.8, -10.0, -1e-6),
-        Key::number("clip_threshold", 1.0, 1e-6, 1e30),
-        Key::number("eps1", 1e-30, 0.0, 1.0),
-        Key::number("eps2", 1e-3, 0.0, 1.0),
-        Key::flag("scale_parameter", true),
-        Key::flag("relative_step", false),
-        Key::flag("warmup_init", false),
-    ],
-    check: |values| match values.flag("warmup_init") && !values.flag("relative_step") {
-        true => Err(("warmup_init", "true".to_owned(), "false without relative_step = true")),
-        false => Ok(()),
-    },
-    build: |values| {
-        Arc::new(Adafactor {
-            beta1: values.number("beta1"),
-            decay_rate: values.number("decay_rate"),
-            clip_threshold: values.number("clip_threshold"),
-            eps: (values.number("eps1"), values.number("eps2")),
-            scale_parameter: values.flag("scale_parameter"),
-            relative_step: values.flag("relative_step"),
-            warmup_init: values.flag("warmup_init"),
-            moments: values.moments(),
-        })
-    },
+    keys: || Box::<Keys>::default(),
 };
+
+options! {
+    /// Own keys.
+    #[derive(Clone, Debug)]
+    struct Keys {
+        ..moments: MomentKeys, "Format of the moments.";
+        /// decay of the first moment; 0: none is kept
+        beta1: f64 = 0.0, Within(0.0, 0.999_999);
+        /// exponent of the step in the decay of the second moment
+        decay_rate: f64 = -0.8, Within(-10.0, -1e-6);
+        /// largest RMS of an update
+        clip_threshold: f64 = 1.0, Within(1e-6, 1e30);
+        /// term added to squared gradients
+        eps1: f64 = 1e-30, Within(0.0, 1.0);
+        /// smallest RMS of a tensor that scales its update
+        eps2: f64 = 1e-3, Within(0.0, 1.0);
+        /// updates are multiplied by the RMS of the tensor
+        scale_parameter: bool = true, Flag;
+        /// lr multiplies min(0.01, 1/√t)
+        relative_step: bool = false, Flag;
+        /// with relative_step: 1e-6 t instead of 0.01
+        warmup_init: bool = false, Flag;
+    }
+}
+
+impl OptimizerKeys for Keys {
+    fn fault(&self) -> Option<Fault> {
+        let alone = self.warmup_init && !self.relative_step;
+        alone.then(|| ("warmup_init", "true".to_owned(), "false without relative_step = true"))
+    }
+
+    fn moments(&self) -> &NamedFormat {
+        &self.moments.moments
+    }
+
+    fn build(&self) -> Arc<dyn UpdateRule> {
+        Arc::new(Adafactor {
+            beta1: self.beta1,
+            decay_rate: self.decay_rate,
+            clip_threshold: self.clip_threshold,
+            eps: (self.eps1, self.eps2),
+            scale_parameter: self.scale_parameter,
+            relative_step: self.relative_step,
+            warmup_init: self.warmup_init,
+            moments: self.moments().format,
+        })
+    }
+}
 
 /// Adafactor with its hyperparameters.
 #[derive(Clone, Copy, Debug)]

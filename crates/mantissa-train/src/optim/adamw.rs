@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_model::LoadError;
+use mantissa_options::{Note, Within, options};
 
-use super::keys::{Default as Fixed, Key, OptimizerKind, Values};
+use super::keys::{MomentKeys, NamedFormat, Only, OptimizerKeys, OptimizerKind};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use super::{Optimizer, OptimizerSpec};
@@ -28,20 +29,37 @@ use crate::policy::Policy;
 pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "adamw",
     about: "AdamW (Loshchilov & Hutter 2019)",
-    keys: &[
-        Key::MOMENTS,
-        Key::number("beta1", 0.9, 0.0, 0.999_999),
-        Key::number("beta2", 0.95, 0.0, 0.999_999_9),
-        Key::number("eps", 1e-8, 1e-30, 1.0),
-        Key::unused("momentum", Fixed::Number(0.9)),
-        Key::unused("nesterov", Fixed::Flag(false)),
-    ],
-    check: |_| Ok(()),
-    build: |values| {
-        let AdamWOptions { beta1, beta2, eps, moments, .. } = AdamWOptions::of(values);
-        Arc::new(AdamWMethod { beta1, beta2, eps, moments })
-    },
+    keys: || Box::<Keys>::default(),
 };
+
+options! {
+    /// Own keys.
+    #[derive(Clone, Debug)]
+    struct Keys {
+        ..moments: MomentKeys, "Format of the moments.";
+        /// of adamw: decay of the first moment
+        beta1: f64 = 0.9, Within(0.0, 0.999_999);
+        /// of adamw: decay of the second moment
+        beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
+        /// of adamw: term added to the root
+        eps: f64 = 1e-8, Within(1e-30, 1.0);
+        /// of other optimizers
+        momentum: f64 = 0.9, Only(0.9), Note::RETIRED;
+        /// of other optimizers
+        nesterov: bool = false, Only(false), Note::RETIRED;
+    }
+}
+
+impl OptimizerKeys for Keys {
+    fn moments(&self) -> &NamedFormat {
+        &self.moments.moments
+    }
+
+    fn build(&self) -> Arc<dyn UpdateRule> {
+        let Keys { beta1, beta2, eps, .. } = self;
+        Arc::new(AdamWMethod { beta1: *beta1, beta2: *beta2, eps: *eps, moments: self.moments().format })
+    }
+}
 
 /// Hyperparameters of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,19 +91,6 @@ impl Default for AdamWOptions {
             decay_vectors: false,
             max_norm: None,
             moments: MomentFormat::F32,
-        }
-    }
-}
-
-impl AdamWOptions {
-    /// Takes betas, eps and format from the settings of a run.
-    pub(super) fn of(values: &Values<'_>) -> Self {
-        AdamWOptions {
-            beta1: values.number("beta1"),
-            beta2: values.number("beta2"),
-            eps: values.number("eps"),
-            moments: values.moments(),
-            ..AdamWOptions::default()
         }
     }
 }

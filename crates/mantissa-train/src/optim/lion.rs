@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use super::keys::{Key, OptimizerKind};
+use mantissa_options::{Within, options};
+
+use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use crate::error::TrainError;
@@ -16,17 +18,30 @@ use crate::param_table::ParamInfo;
 pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "lion",
     about: "Lion (Chen et al. 2023): the sign of a mean of gradients; lr a third to a tenth of AdamW's",
-    keys: &[
-        Key::MOMENTS,
-        Key::number("beta1", 0.9, 0.0, 0.999_999),
-        Key::number("beta2", 0.99, 0.0, 0.999_999_9),
-    ],
-    check: |_| Ok(()),
-    build: |values| {
-        let (beta1, beta2) = (values.number("beta1"), values.number("beta2"));
-        Arc::new(Lion { beta1, beta2, moments: values.moments() })
-    },
+    keys: || Box::<Keys>::default(),
 };
+
+options! {
+    /// Own keys.
+    #[derive(Clone, Debug)]
+    struct Keys {
+        ..moments: MomentKeys, "Format of the moments.";
+        /// share of the mean in the direction of an update
+        beta1: f64 = 0.9, Within(0.0, 0.999_999);
+        /// decay of the mean
+        beta2: f64 = 0.99, Within(0.0, 0.999_999_9);
+    }
+}
+
+impl OptimizerKeys for Keys {
+    fn moments(&self) -> &NamedFormat {
+        &self.moments.moments
+    }
+
+    fn build(&self) -> Arc<dyn UpdateRule> {
+        Arc::new(Lion { beta1: self.beta1, beta2: self.beta2, moments: self.moments().format })
+    }
+}
 
 /// Lion with its hyperparameters.
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,10 @@
 use std::sync::Arc;
 
 use mantissa_kernels::kernels;
+use mantissa_options::{Flag, OneOf, Within, options};
 
 use super::adamw::AdamWMethod;
-use super::keys::{Key, OptimizerKind};
+use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
 use super::matrix::{Product, product, shape_of_linear};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
@@ -33,48 +34,61 @@ const COEFFICIENTS: (f32, f32, f32) = (3.4445, -4.7750, 2.0315);
 pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "muon",
     about: "Muon (Jordan et al. 2024): orthogonalized momentum for linear weights, AdamW for the others",
-    keys: &[
-        Key::MOMENTS,
-        Key::number("momentum", 0.95, 0.0, 0.999_999),
-        Key::flag("nesterov", true),
-        Key::number("iterations", 5.0, 1.0, 20.0),
-        Key::name("scale", &["rms", "jordan", "spectral", "none"]),
-        Key::number("beta1", 0.9, 0.0, 0.999_999),
-        Key::number("beta2", 0.95, 0.0, 0.999_999_9),
-        Key::number("eps", 1e-8, 1e-30, 1.0),
-    ],
-    check: |_| Ok(()),
-    build: |values| {
-        let scale = match values.name("scale") {
-            "jordan" => Scale::Jordan,
-            "spectral" => Scale::Spectral,
-            "none" => Scale::None,
-            _ => Scale::Rms,
-        };
-        Arc::new(Muon {
-            momentum: values.number("momentum"),
-            nesterov: values.flag("nesterov"),
-            iterations: values.number("iterations") as u32,
-            scale,
-            moments: values.moments(),
-            others: AdamWMethod {
-                beta1: values.number("beta1"),
-                beta2: values.number("beta2"),
-                eps: values.number("eps"),
-                moments: values.moments(),
-            },
-        })
-    },
+    keys: || Box::<Keys>::default(),
 };
 
+options! {
+    /// Own keys.
+    #[derive(Clone, Debug)]
+    struct Keys {
+        ..moments: MomentKeys, "Format of the moments.";
+        /// decay of the momentum
+        momentum: f64 = 0.95, Within(0.0, 0.999_999);
+        /// Nesterov momentum
+        nesterov: bool = true, Flag;
+        /// Newton-Schulz iterations
+        iterations: f64 = 5.0, Within(1.0, 20.0);
+        /// factor of an update, by the shape of the weight
+        scale: Scale = Scale::Rms, OneOf(&SCALES);
+        /// AdamW of other tensors: decay of the first moment
+        beta1: f64 = 0.9, Within(0.0, 0.999_999);
+        /// AdamW of other tensors: decay of the second moment
+        beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
+        /// AdamW of other tensors: term added to the root
+        eps: f64 = 1e-8, Within(1e-30, 1.0);
+    }
+}
+
+impl OptimizerKeys for Keys {
+    fn moments(&self) -> &NamedFormat {
+        &self.moments.moments
+    }
+
+    fn build(&self) -> Arc<dyn UpdateRule> {
+        let moments = self.moments().format;
+        Arc::new(Muon {
+            momentum: self.momentum,
+            nesterov: self.nesterov,
+            iterations: self.iterations as u32,
+            scale: self.scale,
+            moments,
+            others: AdamWMethod { beta1: self.beta1, beta2: self.beta2, eps: self.eps, moments },
+        })
+    }
+}
+
 /// Factor of an orthogonalized update.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {
     Rms,
     Jordan,
     Spectral,
     None,
 }
+
+/// Factors by name.
+const SCALES: [(&str, Scale); 4] =
+    [("rms", Scale::Rms), ("jordan", Scale::Jordan), ("spectral", Scale::Spectral), ("none", Scale::None)];
 
 impl Scale {
     fn of(self, rows: usize, cols: usize) -> f64 {

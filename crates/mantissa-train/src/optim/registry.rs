@@ -1,5 +1,7 @@
 //! Registry of optimizers.
 
+use mantissa_options::Key;
+
 use super::keys::OptimizerKind;
 use super::{adafactor, adamw, lion, muon, sgd, soap};
 
@@ -17,7 +19,13 @@ pub(crate) fn kind(name: &str) -> Option<&'static OptimizerKind> {
 
 /// True if the optimizer `kind` uses the setting `key`.
 pub fn uses(kind: &str, key: &str) -> bool {
-    self::kind(kind).is_some_and(|kind| kind.keys.iter().any(|own| own.name == key && own.used))
+    let uses = |own: &Key| own.name == key && !own.note.retired;
+    self::kind(kind).is_some_and(|kind| (kind.keys)().keys().iter().any(uses))
+}
+
+/// Iterates over the optimizers.
+pub(crate) fn kinds() -> impl Iterator<Item = &'static OptimizerKind> {
+    KINDS.into_iter()
 }
 
 /// Returns name and description of every optimizer.

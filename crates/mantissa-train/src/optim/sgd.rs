@@ -9,8 +9,9 @@
 use std::sync::Arc;
 
 use mantissa_model::LoadError;
+use mantissa_options::{Flag, Note, Within, options};
 
-use super::keys::{Default as Fixed, Key, OptimizerKind};
+use super::keys::{Fault, MomentKeys, NamedFormat, Only, OptimizerKeys, OptimizerKind};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
 use super::{Optimizer, OptimizerSpec};
@@ -23,23 +24,42 @@ use crate::policy::Policy;
 pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "sgd",
     about: "SGD with momentum, weight decay added to the gradient",
-    keys: &[
-        Key::MOMENTS,
-        Key::unused("beta1", Fixed::Number(0.9)),
-        Key::unused("beta2", Fixed::Number(0.95)),
-        Key::unused("eps", Fixed::Number(1e-8)),
-        Key::number("momentum", 0.9, 0.0, 0.999_999),
-        Key::flag("nesterov", false),
-    ],
-    check: |values| match values.flag("nesterov") && values.number("momentum") == 0.0 {
-        true => Err(("momentum", "0".to_owned(), "above 0 with nesterov = true")),
-        false => Ok(()),
-    },
-    build: |values| {
-        let (momentum, nesterov) = (values.number("momentum"), values.flag("nesterov"));
-        Arc::new(SgdMethod { momentum, nesterov, moments: values.moments() })
-    },
+    keys: || Box::<Keys>::default(),
 };
+
+options! {
+    /// Own keys.
+    #[derive(Clone, Debug)]
+    struct Keys {
+        ..moments: MomentKeys, "Format of the moments.";
+        /// of other optimizers
+        beta1: f64 = 0.9, Only(0.9), Note::RETIRED;
+        /// of other optimizers
+        beta2: f64 = 0.95, Only(0.95), Note::RETIRED;
+        /// of other optimizers
+        eps: f64 = 1e-8, Only(1e-8), Note::RETIRED;
+        /// factor of the buffer; 0 keeps none
+        momentum: f64 = 0.9, Within(0.0, 0.999_999);
+        /// Nesterov momentum
+        nesterov: bool = false, Flag;
+    }
+}
+
+impl OptimizerKeys for Keys {
+    fn fault(&self) -> Option<Fault> {
+        let still = self.nesterov && self.momentum == 0.0;
+        still.then(|| ("momentum", "0".to_owned(), "above 0 with nesterov = true"))
+    }
+
+    fn moments(&self) -> &NamedFormat {
+        &self.moments.moments
+    }
+
+    fn build(&self) -> Arc<dyn UpdateRule> {
+        let (momentum, nesterov) = (self.momentum, self.nesterov);
+        Arc::new(SgdMethod { momentum, nesterov, moments: self.moments().format })
+    }
+}
 
 /// Hyperparameters of SGD.
 #[derive(Clone, Copy, Debug, PartialEq)]

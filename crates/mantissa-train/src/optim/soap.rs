@@ -16,9 +16,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kernels};
+use mantissa_options::{Within, options};
 
 use super::adamw::AdamWMethod;
-use super::keys::{Key, OptimizerKind};
+use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
 use super::matrix::{Product, ROWS, eigenvectors, orthogonal, product, shape_of_linear};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
@@ -29,26 +30,42 @@ use crate::param_table::ParamInfo;
 pub(super) const KIND: OptimizerKind = OptimizerKind {
     name: "soap",
     about: "SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo for linear weights, AdamW for the others",
-    keys: &[
-        Key::MOMENTS,
-        Key::number("beta1", 0.95, 0.0, 0.999_999),
-        Key::number("beta2", 0.95, 0.0, 0.999_999_9),
-        Key::number("eps", 1e-8, 1e-30, 1.0),
-        Key::number("frequency", 10.0, 1.0, 1e6),
-        Key::number("block", 128.0, 8.0, 1024.0),
-    ],
-    check: |_| Ok(()),
-    build: |values| {
-        let (beta1, beta2) = (values.number("beta1"), values.number("beta2"));
-        let (eps, moments) = (values.number("eps"), values.moments());
+    keys: || Box::<Keys>::default(),
+};
+
+options! {
+    /// Own keys.
+    #[derive(Clone, Debug)]
+    struct Keys {
+        ..moments: MomentKeys, "Format of the moments.";
+        /// decay of the first moment
+        beta1: f64 = 0.95, Within(0.0, 0.999_999);
+        /// decay of the second moment and of the preconditioners
+        beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
+        /// term added to the root
+        eps: f64 = 1e-8, Within(1e-30, 1.0);
+        /// steps between two refreshes of the bases
+        frequency: f64 = 10.0, Within(1.0, 1e6);
+        /// longest side of a preconditioner
+        block: f64 = 128.0, Within(8.0, 1024.0);
+    }
+}
+
+impl OptimizerKeys for Keys {
+    fn moments(&self) -> &NamedFormat {
+        &self.moments.moments
+    }
+
+    fn build(&self) -> Arc<dyn UpdateRule> {
+        let moments = self.moments().format;
         Arc::new(Soap {
-            frequency: values.number("frequency") as u64,
-            block: values.number("block") as usize,
-            adamw: AdamWMethod { beta1, beta2, eps, moments },
+            frequency: self.frequency as u64,
+            block: self.block as usize,
+            adamw: AdamWMethod { beta1: self.beta1, beta2: self.beta2, eps: self.eps, moments },
             moments,
         })
-    },
-};
+    }
+}
 
 /// SOAP with its hyperparameters.
 #[derive(Clone, Copy, Debug)]

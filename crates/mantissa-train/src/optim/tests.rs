@@ -25,7 +25,7 @@ fn f32s(file: &SafeTensors, name: &str) -> Vec<f32> {
 }
 
 fn settings(text: &str) -> Settings {
-    toml::from_str(text).unwrap()
+    mantissa_options::from_toml(text).unwrap()
 }
 
 /// A model with a tall, a wide and a square weight and norms.
@@ -68,7 +68,7 @@ fn weights_from((size, name): (usize, &str), start: &[f32], grads: &[f32], toml:
     for grads in grads.chunks(range.len()) {
         model.zero_gradients();
         model.grads.add(range.clone(), |to| to.copy_from_slice(grads));
-        optimizer.step(&mut model, settings.lr, 1.0).unwrap();
+        optimizer.step(&mut model, settings.common.lr, 1.0).unwrap();
         all.extend_from_slice(&model.params.values()[range.clone()]);
     }
     all

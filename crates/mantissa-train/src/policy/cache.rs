@@ -46,6 +46,7 @@ impl Policy {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use mantissa_model::{Batch, ModelConfig};
+    use mantissa_options::{Faults, from_toml};
 
     use crate::arena::Parameters;
     use crate::model::TrainModel;
@@ -72,7 +73,7 @@ mod tests {
         };
         let exact = read(Policy::fp32());
         for kv in ["int8-head", "int4-head-asym", "int4-g16-asym", "fp8-e4m3-head", "keys=int2-g8"] {
-            let table: PolicyTable = toml::from_str(&format!("kv = \"{kv}\"")).unwrap();
+            let table: PolicyTable = from_toml(&format!("kv = \"{kv}\"")).unwrap();
             let policy = table.policy(1).unwrap();
             let quantizer = policy.kv_quantizer(&config).unwrap().unwrap();
             let found = read(policy);
@@ -96,14 +97,15 @@ mod tests {
     #[test]
     fn policies_that_training_cannot_apply_are_refused() {
         let parsed = |kv: &str| {
-            toml::from_str::<PolicyTable>(&format!("policy = \"bf16\"\nkv = \"{kv}\"")).unwrap().policy(1)
+            from_toml::<PolicyTable>(&format!("policy = \"bf16\"\nkv = \"{kv}\"")).unwrap().policy(1)
         };
         for kv in ["int8-head", "keys=int4-g32-asym,values=int4-head-asym,channel-keys,pre-rope"] {
             let policy = parsed(kv).unwrap();
             assert_eq!(policy.kv.as_ref().unwrap().to_string(), kv);
             assert_eq!(policy.name, "custom");
             let table: toml::Table = toml::from_str(&policy.to_toml()).unwrap();
-            let again: PolicyTable = table["precision"].clone().try_into().unwrap();
+            let table = table["precision"].as_table().unwrap();
+            let again: PolicyTable = mantissa_options::read(table, "", &mut Faults::default());
             assert_eq!(again.policy(1).unwrap(), policy);
         }
         assert_eq!(parsed("f32").unwrap().kv, None);

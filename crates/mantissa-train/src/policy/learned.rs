@@ -69,18 +69,21 @@ pub(super) fn check_learned(linear: &LinearPolicy) -> Faulty<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use mantissa_options::{Faults, from_toml, read};
+
     use crate::policy::PolicyTable;
 
     #[test]
     fn learned_scales_are_refused_where_they_cannot_be() {
         let ste = "dgrad.w = { scheme = \"f32\", source = \"forward\" }";
-        let parsed = |text: &str| toml::from_str::<PolicyTable>(text).unwrap().policy(1);
+        let parsed = |text: &str| from_toml::<PolicyTable>(text).unwrap().policy(1);
         let weight = |keys: &str| format!("fprop.w = {{ {keys}, scales = \"learned\" }}\n{ste}");
         for scheme in ["int2-g32", "int3-g64", "int4-channel", "int8-channel:restricted"] {
             let policy = parsed(&weight(&format!("scheme = \"{scheme}\""))).unwrap();
             assert!(policy.linear.fprop.right.learns_scales(), "{scheme}");
             let again: toml::Table = toml::from_str(&policy.to_toml()).unwrap();
-            let again: PolicyTable = again["precision"].clone().try_into().unwrap();
+            let again = again["precision"].as_table().unwrap();
+            let again: PolicyTable = read(again, "", &mut Faults::default());
             assert_eq!(again.policy(1).unwrap(), policy, "{scheme}");
         }
         for (text, expected) in [

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use super::keys::{DTYPES, SCALES, SIGNS};
 use super::operands::{OperandPolicy, OperandSource, Rotation, ScaleChoice};
-use super::table::{DTYPES, SCALES, SIGNS};
 use super::{Keep, Master, Policy};
 use crate::scaling::SCALING_OPTIONS;
 use crate::store::Precision;

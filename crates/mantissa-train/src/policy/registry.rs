@@ -1,8 +1,8 @@
 //! Registry of policies: those by dtype, and the recipes below 16 bits.
 
 use super::Policy;
+use super::keys::PolicyTable;
 use super::named::recipes;
-use super::table::PolicyTable;
 
 impl Policy {
     /// Returns the policy of this name; `seed` is for stochastically rounded updates.

@@ -5,11 +5,9 @@
 use std::borrow::Cow;
 
 use mantissa_num::{Accumulator, Rounding, Scheme};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
 
 use super::fault::{Faulty, TableFault, fault};
+use super::keys::{DgradTable, FpropTable, KeepTable, OperandTable, PolicyTable, RotationTable, WgradTable};
 use super::learned::check_learned;
 use super::named::recipes;
 use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
@@ -17,199 +15,11 @@ use super::{Keep, LinearPolicy, Master, Policy};
 use crate::scaling::SCALING_OPTIONS;
 use crate::store::Precision;
 
-/// `[precision]` of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "docs/reference/training.md and the text of `config` describe every key")]
-pub struct PolicyTable {
-    #[serde(default = "fp32")]
-    pub policy: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub master: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gradients: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub head: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kv: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fprop: Option<FpropTable>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dgrad: Option<DgradTable>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wgrad: Option<WgradTable>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep: Option<KeepTable>,
-}
-
-impl Default for PolicyTable {
-    fn default() -> Self {
-        PolicyTable {
-            policy: fp32(),
-            scaling: None,
-            weights: None,
-            master: None,
-            gradients: None,
-            head: None,
-            kv: None,
-            fprop: None,
-            dgrad: None,
-            wgrad: None,
-            keep: None,
-        }
-    }
-}
-
-fn fp32() -> String {
-    "fp32".to_owned()
-}
-
-macro_rules! gemm_table {
-    ($(#[$doc:meta])* $name:ident, $left:ident, $right:ident) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
-        pub struct $name {
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub $left: Option<OperandTable>,
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub $right: Option<OperandTable>,
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub hadamard: Option<RotationTable>,
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub accumulator: Option<String>,
-        }
-    };
-}
-
-gemm_table!(
-    /// `[precision.fprop]`.
-    FpropTable, x, w
-);
-gemm_table!(
-    /// `[precision.dgrad]`.
-    DgradTable, dy, w
-);
-gemm_table!(
-    /// `[precision.wgrad]`.
-    WgradTable, dy, x
-);
-
-/// Operand: a scheme, or a table with one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct OperandTable {
-    pub scheme: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub round: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub scales: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub headroom: Option<f32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask: Option<bool>,
-}
-
-impl<'de> Deserialize<'de> for OperandTable {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// The table form.
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Keys {
-            scheme: String,
-            round: Option<String>,
-            scales: Option<String>,
-            source: Option<String>,
-            headroom: Option<f32>,
-            mask: Option<bool>,
-        }
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = OperandTable;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(
-                    "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom, \
-                     mask }",
-                )
-            }
-            fn visit_str<E>(self, scheme: &str) -> Result<OperandTable, E> {
-                Ok(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() })
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OperandTable, A::Error> {
-                let Keys { scheme, round, scales, source, headroom, mask } =
-                    Keys::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(OperandTable { scheme, round, scales, source, headroom, mask })
-            }
-        }
-        deserializer.deserialize_any(Either)
-    }
-}
-
-/// `hadamard` of a matmul.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RotationTable {
-    pub order: usize,
-    #[serde(default = "plain")]
-    pub signs: String,
-}
-
-fn plain() -> String {
-    "plain".to_owned()
-}
-
-/// `keep`: layers at the ends that are not quantized.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KeepTable {
-    #[serde(default)]
-    pub first: f64,
-    #[serde(default)]
-    pub last: f64,
-    #[serde(default = "bf16")]
-    pub dtype: String,
-}
-
-fn bf16() -> String {
-    "bf16".to_owned()
-}
-
-/// Names of the storage dtypes.
-pub(super) const DTYPES: [(&str, Precision); 3] =
-    [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
-
-pub(super) const SCALES: [(&str, ScaleChoice); 5] = [
-    ("rule", ScaleChoice::Rule),
-    ("power-of-two", ScaleChoice::PowerOfTwo),
-    ("deviation", ScaleChoice::Deviation),
-    ("eden", ScaleChoice::Eden),
-    ("learned", ScaleChoice::Learned),
-];
-
-pub(super) const SIGNS: [(&str, Signs); 3] =
-    [("plain", Signs::Plain), ("te", Signs::TransformerEngine), ("step", Signs::Step)];
-
-/// Returns the value of this name.
-fn choice<T: Copy>(key: &str, found: &str, all: &[(&str, T)]) -> Faulty<T> {
-    match all.iter().find(|(name, _)| *name == found) {
-        Some((_, value)) => Ok(*value),
-        None => {
-            let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-            fault(key, found, &names.join(", "))
-        }
-    }
-}
-
 impl PolicyTable {
     /// Returns the table of a recipe below 16 bits.
     pub fn named(name: &str) -> Option<Self> {
         let recipe = recipes().iter().find(|recipe| recipe.name == name)?;
-        toml::from_str(recipe.table).ok()
+        mantissa_options::from_toml(recipe.table).ok()
     }
 
     /// Returns the policy; `seed` is for stochastically rounded updates.
@@ -222,25 +32,12 @@ impl PolicyTable {
             return fault("policy", &self.policy, &names.join(", "));
         };
         let base = policy.clone();
-        if let Some(found) = &self.weights {
-            policy.weights = choice("weights", found, &DTYPES)?;
-        }
-        if let Some(found) = &self.gradients {
-            policy.gradients = choice("gradients", found, &DTYPES[..2])?;
-        }
-        if let Some(found) = &self.master {
-            let all = [
-                ("none", Master::None),
-                ("stochastic", Master::Stochastic { seed }),
-                ("int8", Master::Int8 { seed }),
-                ("f32", Master::F32),
-                ("remainder", Master::Remainder),
-            ];
-            policy.master = choice("master", found, &all)?;
-        }
+        policy.weights = self.weights.unwrap_or(policy.weights);
+        policy.gradients = self.gradients.unwrap_or(policy.gradients);
+        policy.master = self.master.map_or(policy.master, |master| seeded(master, seed));
         check_storage(&policy)?;
-        if let Some(found) = &self.head {
-            policy.head = LinearPolicy::plain(choice("head", found, &DTYPES)?);
+        if let Some(dtype) = self.head {
+            policy.head = LinearPolicy::plain(dtype);
         }
         if let Some(found) = &self.kv {
             policy.kv = super::cache::parse(found)?;
@@ -255,20 +52,16 @@ impl PolicyTable {
                 apply(name, operands, parts, gemm)?;
             }
         }
-        if let Some(KeepTable { first, last, dtype }) = &self.keep {
-            for (key, share) in [("keep.first", first), ("keep.last", last)] {
-                if !(0.0..=1.0).contains(share) {
-                    return fault(key, share, "a share of the layers, 0 to 1");
-                }
-            }
-            policy.keep =
-                Keep { first: *first, last: *last, precision: choice("keep.dtype", dtype, &DTYPES)? };
+        if let Some(KeepTable { first, last, dtype }) = self.keep {
+            policy.keep = Keep { first, last, precision: dtype };
         }
-        if let Some(found) = &self.scaling {
+        if let Some(scaling) = self.scaling {
             if policy.scaling.is_none() && policy.weights != Precision::F16 {
+                let found = SCALING_OPTIONS.iter().find(|(_, options)| *options == scaling);
+                let found = found.map_or("another", |(name, _)| name);
                 return fault("scaling", found, "no such key: this policy uses no loss scaling");
             }
-            policy.scaling = Some(choice("scaling", found, &SCALING_OPTIONS)?);
+            policy.scaling = Some(scaling);
         }
         check_forward(&policy.linear)?;
         check_corrected(&policy.linear)?;
@@ -288,6 +81,15 @@ impl PolicyTable {
     pub(super) fn recipe(name: &'static str, seed: u64) -> Option<Policy> {
         let table = Self::named(name)?;
         Some(Policy { name: Cow::Borrowed(name), ..table.policy(seed).ok()? })
+    }
+}
+
+/// Returns a master copy with the seed of the run.
+fn seeded(master: Master, seed: u64) -> Master {
+    match master {
+        Master::Stochastic { .. } => Master::Stochastic { seed },
+        Master::Int8 { .. } => Master::Int8 { seed },
+        master => master,
     }
 }
 
@@ -395,11 +197,10 @@ fn apply(
         if !order.is_power_of_two() || *order < 2 || *order > 1024 {
             return fault(&key, order, "a power of two up to 1024; 1 for no rotation");
         }
-        let signs = choice(&format!("{name}.hadamard.signs"), signs, &SIGNS)?;
-        if signs == Signs::TransformerEngine && *order != 16 {
+        if *signs == Signs::TransformerEngine && *order != 16 {
             return fault(&key, order, "16 with signs = \"te\"");
         }
-        gemm.rotation = Some(Rotation { order: *order, signs });
+        gemm.rotation = Some(Rotation { order: *order, signs: *signs });
     }
     Ok(())
 }
@@ -411,19 +212,11 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
         Err(error) => return fault(key, scheme, &format!("a scheme ({error})")),
     };
     let mut policy = OperandPolicy::new(parsed);
-    let all = [("nearest", false), ("stochastic", true)];
-    if let Some(found) = round
-        && choice(&format!("{key}.round"), found, &all)?
-    {
+    if *round == Some(true) {
         policy.scheme.encoder.rounding = Rounding::Stochastic { seed: 0 };
     }
-    let all = [("exact", OperandSource::Exact), ("forward", OperandSource::Forward)];
-    if let Some(found) = source {
-        policy.source = choice(&format!("{key}.source"), found, &all)?;
-    }
-    if let Some(found) = scales {
-        policy.scales = choice(&format!("{key}.scales"), found, &SCALES)?;
-    }
+    policy.source = source.unwrap_or(policy.source);
+    policy.scales = scales.unwrap_or(policy.scales);
     policy.mask = mask.unwrap_or(false);
     if policy.mask && !key.starts_with("fprop") {
         return fault(&format!("{key}.mask"), true, "false: only operands of fprop are masked");
@@ -468,17 +261,21 @@ mod tests {
     /// The output of `--show-policy` is the policy again, also under another name.
     #[test]
     fn printed_policies_are_read_back() {
-        #[derive(Deserialize)]
-        struct Section {
-            precision: PolicyTable,
+        /// Reads `[precision]`.
+        fn precision(text: &str) -> PolicyTable {
+            let file: toml::Table = text.parse().unwrap();
+            let mut faults = mantissa_options::Faults::default();
+            let table = mantissa_options::read(file["precision"].as_table().unwrap(), "", &mut faults);
+            assert!(faults.is_empty(), "{text}: {faults:?}");
+            table
         }
         for name in Policy::names() {
             let policy = Policy::by_name(name, 7).unwrap();
             let text = policy.to_toml();
-            let mut section: Section = toml::from_str(&text).unwrap();
-            assert_eq!(section.precision.policy(7).unwrap(), policy, "{text}");
-            section.precision.policy = "fp32".to_owned();
-            let same = section.precision.policy(7);
+            let mut table = precision(&text);
+            assert_eq!(table.policy(7).unwrap(), policy, "{text}");
+            table.policy = "fp32".to_owned();
+            let same = table.policy(7);
             // Loss scaling belongs to f16 weights, which the table states before it.
             assert_eq!(same.unwrap().linear, policy.linear, "{text}");
         }
@@ -497,20 +294,30 @@ mod tests {
             ("fprop.x = { scheme = \"bf16\", source = \"forward\" }", "fprop.x.source forward"),
             ("wgrad.hadamard = { order = 12 }", "wgrad.hadamard.order 12"),
             ("wgrad.hadamard = { order = 32, signs = \"te\" }", "wgrad.hadamard.order 32"),
-            ("dgrad.dy = { scheme = \"mxfp4\", round = \"up\" }", "dgrad.dy.round up"),
             ("dgrad.dy = { scheme = \"q8_0\", headroom = 2.0 }", "dgrad.dy q8_0"),
             ("dgrad.dy = { scheme = \"mxfp4\", headroom = 0.5 }", "dgrad.dy.headroom 0.5"),
-            ("keep = { last = 2.0 }", "keep.last 2"),
-            ("head = \"fp8-e4m3-tensor\"", "head fp8-e4m3-tensor"),
             ("master = \"remainder\"", "weights f32"),
             ("policy = \"bf16\"\nmaster = \"int8\"", "weights bf16"),
             ("scaling = \"pytorch\"", "scaling pytorch"),
         ] {
-            let table: PolicyTable = toml::from_str(text).unwrap();
+            let table: PolicyTable = mantissa_options::from_toml(text).unwrap();
             let fault = table.policy(1).unwrap_err();
             assert_eq!(format!("{} {}", fault.key, fault.found), expected, "{}", fault.allowed);
         }
-        let unknown = toml::from_str::<PolicyTable>("fprop.x = { sheme = \"bf16\" }").unwrap_err();
-        assert!(unknown.to_string().contains("sheme"), "{unknown}");
+        for (text, expected) in [
+            (
+                "dgrad.dy = { scheme = \"mxfp4\", round = \"up\" }",
+                "dgrad.dy.round: expected nearest, stochastic, got \"up\"",
+            ),
+            ("keep = { last = 2.0 }", "keep.last: expected 0 to 1, got 2"),
+            ("head = \"fp8\"", "head: expected f32, bf16, f16, got \"fp8\""),
+            ("gradients = \"f16\"", "gradients: expected f32, bf16, got \"f16\""),
+            ("wgrad.hadamard = { signs = \"te\" }", "wgrad.hadamard.order: expected 1 or more, got nothing"),
+        ] {
+            assert_eq!(mantissa_options::from_toml::<PolicyTable>(text).unwrap_err(), expected);
+        }
+        let unknown =
+            mantissa_options::from_toml::<PolicyTable>("fprop.x = { sheme = \"bf16\" }").unwrap_err();
+        assert!(unknown.starts_with("fprop.x.sheme: expected scheme, "), "{unknown}");
     }
 }

@@ -8,7 +8,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_train::{Options, PolicyTable, TrainModel, next_token_targets};
 
 fn model(dir: &std::path::Path, kv: &str, threads: usize) -> TrainModel {
-    let table: PolicyTable = toml::from_str(&format!("kv = \"{kv}\"")).unwrap();
+    let table: PolicyTable = mantissa_options::from_toml(&format!("kv = \"{kv}\"")).unwrap();
     let options = Options { policy: table.policy(1).unwrap(), ..options(threads) };
     TrainModel::load(&ModelFiles::open(dir).unwrap(), options).unwrap()
 }

@@ -17,7 +17,7 @@ fn policy(base: &str, scheme: &str, x: &str) -> Policy {
         "policy = \"{base}\"\nfprop.x = \"{x}\"\nfprop.w = {{ scheme = \"{scheme}\", scales = \"learned\" }}\n\
          dgrad.w = {{ scheme = \"f32\", source = \"forward\" }}"
     );
-    toml::from_str::<PolicyTable>(&text).unwrap().policy(1).unwrap()
+    mantissa_options::from_toml::<PolicyTable>(&text).unwrap().policy(1).unwrap()
 }
 
 /// Elements at the bounds of a scheme, by the number of its bits.

@@ -153,7 +153,7 @@ fn every_optimizer_resumes_bit_exactly() {
                 "sgd" => "nesterov = true",
                 _ => "",
             };
-            let settings: mantissa_train::config::Optimizer = toml::from_str(&format!(
+            let settings: mantissa_train::config::Optimizer = mantissa_options::from_toml(&format!(
                 "kind = \"{kind}\"\nlr = 1e-3\nmoments = \"{moments}\"\nlr_scale = {{ embeddings = 0.5 }}\n{own}"
             ))
             .unwrap();
@@ -161,7 +161,7 @@ fn every_optimizer_resumes_bit_exactly() {
             let new = |threads, paged| {
                 let params = Parameters::random(&config(), 0.05, 3).unwrap();
                 let mut settings = settings.clone();
-                settings.paged = paged;
+                settings.common.paged = paged;
                 let optimizer = Optimizer::new(&params, &policy, &settings.recipe())
                     .unwrap()
                     .with_decay(&settings.decay_groups(), params.table())
@@ -214,8 +214,10 @@ fn every_optimizer_learns() {
             _ => 1e-2,
         };
         for moments in ["f32", "4bit"] {
-            let settings: mantissa_train::config::Optimizer =
-                toml::from_str(&format!("kind = \"{kind}\"\nlr = {lr:?}\nmoments = \"{moments}\"")).unwrap();
+            let settings: mantissa_train::config::Optimizer = mantissa_options::from_toml(&format!(
+                "kind = \"{kind}\"\nlr = {lr:?}\nmoments = \"{moments}\""
+            ))
+            .unwrap();
             let params = Parameters::random(&config(), 0.05, 3).unwrap();
             let optimizer = Optimizer::new(&params, &Policy::fp32(), &settings.recipe()).unwrap();
             let options = Options { max_tokens: 4 * LEN, max_len: LEN, threads: 2, policy: Policy::fp32() };

@@ -7,6 +7,7 @@ use anyhow::Result;
 use mantissa_jobs::finetune::{Distill, DistillArguments};
 use mantissa_num::Scheme;
 use mantissa_store::Paths;
+use mantissa_train::SoftTargets;
 
 use super::execute::Execute;
 use super::finetune::{Adapter, Tuning};
@@ -40,12 +41,12 @@ pub struct Args {
     /// Weight of the teacher, 0 to 1
     ///
     /// A in the loss, where its predictions have it, and the text's tokens 1 - A.
-    #[arg(long, value_name = "A", default_value_t = 1.0, help_heading = "Distillation")]
+    #[arg(long, value_name = "A", default_value_t = SoftTargets::default().weight, help_heading = "Distillation")]
     weight: f64,
     /// Temperature of both models
     ///
     /// T, by which the logits of both are divided in the divergence.
-    #[arg(long, value_name = "T", default_value_t = 1.0, help_heading = "Distillation")]
+    #[arg(long, value_name = "T", default_value_t = SoftTargets::default().temperature, help_heading = "Distillation")]
     temperature: f64,
     /// Train the linear weights for this scheme (QAT)
     ///

@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use mantissa_jobs::finetune::{Finetune, FinetuneArguments, HeldOutData, TrainedWeights, TuningArguments};
 use mantissa_store::{Kind, Paths};
+use mantissa_train::Lora;
 
 use super::execute::Execute;
 use super::model::ModelPath;
@@ -66,13 +67,13 @@ pub struct Tuning {
     #[arg(long, value_name = "SCHEME", help_heading = "Adapter")]
     base_scheme: Option<String>,
     /// Rank of the update
-    #[arg(long, default_value_t = 16, help_heading = "Adapter")]
+    #[arg(long, default_value_t = Lora::default().rank, help_heading = "Adapter")]
     rank: usize,
     /// Scale of the update times the rank
-    #[arg(long, default_value_t = 32.0, help_heading = "Adapter")]
+    #[arg(long, default_value_t = Lora::default().alpha, help_heading = "Adapter")]
     alpha: f64,
     /// Share of adapter inputs set to 0
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, help_heading = "Adapter")]
+    #[arg(long, value_name = "SHARE", default_value_t = Lora::default().dropout, help_heading = "Adapter")]
     dropout: f64,
     /// Layers with an adapter, as q_proj [default: all]
     ///

@@ -264,7 +264,7 @@ fn dry_run(job: &Train, context: &Context) -> Result<()> {
             writeln!(out, "optimizer state in a file of the run's folder: {}", bytes(preview.paged))?;
         }
         writeln!(out)?;
-        decay_table(&preview, job.settings().optimizer.weight_decay).write(out)?;
+        decay_table(&preview, job.settings().optimizer.common.weight_decay).write(out)?;
         let DryRun { parameters, policy, optimizer, .. } = report;
         writeln!(out, "\n{parameters} parameters, policy {policy}, optimizer {optimizer}")
     })

@@ -66,7 +66,7 @@ fn settings_of_training_are_named_without_brackets_of_the_parser() {
     assert!(line.contains("t.toml: settings: missing keys, such as optimizer.lr = 1e-3; fix: "), "{line}");
     fs::write(&file, whole.replace("lr = 0.1", "lr = \"x\"")).unwrap();
     let line = fail(2, &["train", text(&file)]);
-    assert!(line.contains("t.toml: [optimizer]: optimizer.lr: expected a number, got \"x\""), "{line}");
+    assert!(line.contains("t.toml: optimizer.lr: expected a number, got \"x\""), "{line}");
 }
 
 #[test]

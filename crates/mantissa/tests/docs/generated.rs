@@ -45,8 +45,11 @@ fn references_match_the_binary() {
     part("recipes", &tables::recipes(), &str::eq);
     part("schemes", &tables::schemes(), &str::eq);
     part("keys", &tables::keys(), &str::eq);
+    part("recipe-keys", &tables::recipe_keys(), &str::eq);
     part("train-keys", &tables::settings(&TRAIN_TABLES), &str::eq);
     part("adapter-keys", &tables::settings(&["adapter"]), &str::eq);
+    part("optimizer-keys", &tables::own_keys(), &str::eq);
+    part("precision-keys", &tables::precision_keys(), &str::eq);
     part("engines", &engines::sources(), &str::eq);
     part("load-tests", &engines::loads(), &str::eq);
     part("offers", &figures::offers(), &str::eq);
@@ -90,8 +93,11 @@ fn every_generated_part_is_checked() {
         "recipes",
         "schemes",
         "keys",
+        "recipe-keys",
         "train-keys",
         "adapter-keys",
+        "optimizer-keys",
+        "precision-keys",
         "engines",
         "load-tests",
         "offers",

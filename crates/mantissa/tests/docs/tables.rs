@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::fs;
 
 use mantissa_methods::e2e::{self, EndToEnd};
-use mantissa_methods::options::{Named, spec};
 use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
-use mantissa_train::config::declared::section;
+use mantissa_options::{Key, Named, spec};
+use mantissa_quant::recipe::file_keys;
+use mantissa_train::config::{optimizer_keys, section};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -126,7 +127,8 @@ pub fn keys() -> String {
     let scheme = Scheme::int_symmetric(4, Blocks::Row);
     let methods = METHODS.iter().map(|row| (row.name, (row.new)(&scheme))).collect::<Vec<_>>();
     let transforms = TRANSFORMS.iter().map(|row| (row.name, (row.new)())).collect::<Vec<_>>();
-    let tuning: Named<'_> = (e2e::NAME, &EndToEnd::DEFAULT);
+    let end_to_end = EndToEnd::default();
+    let tuning: Named<'_> = (e2e::NAME, &end_to_end);
     let mut owners = methods.iter().map(|(name, method)| (*name, method.tables())).collect::<Vec<_>>();
     owners.extend(transforms.iter().map(|(name, transform)| (*name, transform.tables())));
     owners.push(("+e2e", vec![tuning]));
@@ -145,6 +147,32 @@ pub fn keys() -> String {
         }
     }
     page
+}
+
+/// The keys of recipe files beside these tables.
+pub fn recipe_keys() -> String {
+    let mut page = "| key | default | values | meaning |\n|---|---|---|---|\n".to_owned();
+    for key in file_keys() {
+        match &key.subkeys {
+            None => page += &key_row(key.name, &key),
+            Some(subkeys) => {
+                writeln!(page, "| `[[{}]]` | | | {} |", key.name, key.help).unwrap();
+                subkeys.keys.iter().for_each(|key| page += &key_row(&format!("layers.{}", key.name), key));
+            }
+        }
+    }
+    page
+}
+
+/// The row of the key at `path`.
+fn key_row(path: &str, key: &Key) -> String {
+    let or = key.note.or.iter().map(|name| format!(", or `{name}`")).collect::<String>();
+    let default = match (key.note.needed, key.is_unset()) {
+        (true, _) => format!("needed{or}"),
+        (false, true) => String::new(),
+        (false, false) => format!("`{}`", key.default),
+    };
+    format!("| `{path}` | {default} | {} | {} |\n", key.allowed, key.help)
 }
 
 /// The default of a key; where methods that share a table differ, each with its name.
@@ -226,4 +254,35 @@ fn trimmed(text: &str) -> String {
 pub fn settings(tables: &[&str]) -> String {
     let print = |name: &&str| section(name).expect("a table of the settings").print(&[], &[]);
     format!("```toml\n{}```\n", tables.iter().map(print).collect::<Vec<_>>().join("\n"))
+}
+
+/// Own keys of the optimizers.
+pub fn own_keys() -> String {
+    let mut table = "| kind | key | default | values | meaning |\n|---|---|---|---|---|\n".to_owned();
+    for (kind, keys) in optimizer_keys() {
+        writeln!(table, "| `{kind}` | | | | |").unwrap();
+        keys.iter().for_each(|key| table += &format!("| {}", key_row(key.name, key)));
+    }
+    table
+}
+
+/// Keys of precision policies; tables of the same keys are listed once.
+pub fn precision_keys() -> String {
+    let mut table = "| key | default | values | meaning |\n|---|---|---|---|\n".to_owned();
+    let policy = section("precision").expect("a table of the settings");
+    table_rows("", &policy.keys, &mut Vec::new(), &mut table);
+    table
+}
+
+fn table_rows(at: &str, keys: &[Key], listed: &mut Vec<Vec<&str>>, table: &mut String) {
+    for key in keys {
+        let path = format!("{at}{}", key.name);
+        *table += &key_row(&path, key);
+        let Some(subkeys) = &key.subkeys else { continue };
+        let names: Vec<_> = subkeys.keys.iter().map(|key| key.name).collect();
+        if !listed.contains(&names) {
+            listed.push(names);
+            table_rows(&format!("{path}."), &subkeys.keys, listed, table);
+        }
+    }
 }

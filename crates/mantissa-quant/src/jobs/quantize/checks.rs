@@ -36,7 +36,7 @@ impl Request<'_> {
     /// Checks that the method supports the request and has what it needs. Returns notes for the user.
     pub(super) fn notes(&self) -> Result<Vec<String>> {
         let Request { recipe, container, linears, options, .. } = *self;
-        if recipe.observer != Observer::Max && !stores_input_scales(recipe, container) {
+        if recipe.options.observer() != Observer::Max && !stores_input_scales(recipe, container) {
             let what = "observer: no input scale is stored; fix: use a static activation scheme or nvfp4";
             return Err(model_not_storable(container, what));
         }
@@ -46,7 +46,7 @@ impl Request<'_> {
             return Err(model_not_storable(container, what));
         }
         let per_block = inputs.iter().any(|scheme| scheme.has_outer_scale());
-        if recipe.observer == Observer::Kl && per_block {
+        if recipe.options.observer() == Observer::Kl && per_block {
             let what = "observer: kl supports one scale per tensor, not block scales; fix: use max, percentile or mse";
             return Err(model_not_storable(container, what));
         }

@@ -21,7 +21,7 @@ pub(super) fn check(recipe: &Recipe, config: &ModelConfig, linears: &[PlannedLin
     };
     for table in config.tables() {
         let named = recipe.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.is(&table.module)));
-        let own = named.and_then(|rule| rule.method.as_deref());
+        let own = named.and_then(|rule| rule.own_method.as_deref());
         if let Some(own) = own.filter(|own| !matches!(own.work(), Work::Nearest)) {
             let expected = "none, because embedding and head are rounded to nearest".to_owned();
             let got = format!("\"{}\"", own.recipe_name());

@@ -1,7 +1,7 @@
 //! `mantissa train --init`: prints complete settings with their model.
 
 use anyhow::Result;
-use mantissa_train::config::declared::section;
+use mantissa_train::config::section;
 use serde::Serialize;
 
 use crate::context::Context;
