@@ -76,36 +76,11 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
             let (keeps,): (Option<bool>,) = from_args(args)?;
             lines(text, keeps.unwrap_or(false))
         }
-        "join" => {
-            let (items,): (&Value,) = from_args(args)?;
-            let mut out = String::new();
-            for (i, item) in items.try_iter()?.enumerate() {
-                let Some(item) = item.as_str() else {
-                    return Err(invalid(format!(
-                        "sequence item {i}: expected a string, got {}",
-                        item.kind()
-                    )));
-                };
-                if i > 0 {
-                    out.push_str(text);
-                }
-                out.push_str(item);
-            }
-            Value::from(out)
-        }
+        "join" => join(text, args)?,
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
         "title" => {
             let () = from_args(args)?;
-            let mut before = false;
-            let mut out = String::with_capacity(text.len());
-            for c in text.chars() {
-                match before {
-                    true => out.extend(c.to_lowercase()),
-                    false => out.extend(c.to_uppercase()),
-                }
-                before = c.is_lowercase() || c.is_uppercase();
-            }
-            Value::from(out)
+            Value::from(title(text))
         }
         "casefold" => Value::from(text.to_lowercase().replace('ß', "ss")),
         "swapcase" => {
@@ -131,6 +106,37 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         _ => return Ok(None),
     }))
+}
+
+/// Joins texts with `mark` between them (`str.join`).
+fn join(mark: &str, args: &[Value]) -> Result<Value, Error> {
+    let (items,): (&Value,) = from_args(args)?;
+    let mut out = String::new();
+    for (i, item) in items.try_iter()?.enumerate() {
+        let Some(item) = item.as_str() else {
+            let got = item.kind();
+            return Err(invalid(format!("sequence item {i}: expected a string, got {got}")));
+        };
+        if i > 0 {
+            out.push_str(mark);
+        }
+        out.push_str(item);
+    }
+    Ok(Value::from(out))
+}
+
+/// Begins words with capital letters, in lower case otherwise (`str.title`).
+fn title(text: &str) -> String {
+    let mut before = false;
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match before {
+            true => out.extend(c.to_lowercase()),
+            false => out.extend(c.to_uppercase()),
+        }
+        before = c.is_lowercase() || c.is_uppercase();
+    }
+    out
 }
 
 /// Calls a method of a list or tuple; `None` if it is not among these.
