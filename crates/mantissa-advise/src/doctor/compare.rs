@@ -1,6 +1,7 @@
 //! Compares a model with its source: per tensor, per layer on equal inputs, and end to end.
 
 use mantissa_eval::Sequence;
+use mantissa_kernels::kernels;
 use mantissa_model::{Buffers, Half, Layer, LinearInput, LinearKind, ModelConfig, load_config};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
@@ -237,14 +238,10 @@ impl Comparing<'_> {
 
 /// Returns `KL(p ‖ q)` of two logit vectors, nats.
 pub(crate) fn divergence(p: &[f32], q: &[f32]) -> f64 {
-    let normalizer = |x: &[f32]| {
-        let most = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        most + x.iter().map(|&x| (f64::from(x) - most).exp()).sum::<f64>().ln()
-    };
-    let (a, b) = (normalizer(p), normalizer(q));
+    let [a, b] = [p, q].map(|row| kernels().log_softmax_stats(row));
     let term = |(&p, &q): (&f32, &f32)| {
-        let log_p = f64::from(p) - a;
-        log_p.exp() * (log_p - (f64::from(q) - b))
+        let log_p = -a.nll(p);
+        log_p.exp() * (log_p + b.nll(q))
     };
     p.iter().zip(q).map(term).sum()
 }

@@ -7,6 +7,7 @@
 
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::{Sum, estimate};
+use mantissa_kernels::kernels;
 use mantissa_model::ModelConfig;
 use serde::Serialize;
 
@@ -60,9 +61,11 @@ impl Score {
             let Sequence { tokens, from } = &windows[i];
             let first = (*from).max(1);
             let mut segments = vec![Segment::default(); tokens.len().saturating_sub(first).div_ceil(SEGMENT)];
+            let mut scaled = Vec::new();
             ends.logits(&states[i], |row, logits| {
                 if (first..tokens.len()).contains(&(row + 1)) {
-                    segments[(row + 1 - first) / SEGMENT].add(logits, tokens[row + 1] as usize);
+                    let segment = &mut segments[(row + 1 - first) / SEGMENT];
+                    segment.add(logits, tokens[row + 1] as usize, &mut scaled);
                 }
             })?;
             Ok(segments)
@@ -123,7 +126,8 @@ impl Score {
 }
 
 impl Segment {
-    fn add(&mut self, logits: &[f32], target: usize) {
+    /// Adds a token; `scaled` is a buffer.
+    fn add(&mut self, logits: &[f32], target: usize, scaled: &mut Vec<f32>) {
         self.count += 1;
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // Ties go to the lowest index: a model whose logits are all equal predicts nothing.
@@ -133,8 +137,10 @@ impl Segment {
         let target = f64::from(logits.get(target).copied().unwrap_or(f32::NAN) - most);
         for (nll, sharpness) in self.nll.iter_mut().zip(SHARPNESS) {
             let scale = sharpness as f32;
-            let sum: f64 = logits.iter().map(|x| f64::from(((x - most) * scale).exp())).sum();
-            *nll += sum.ln() - sharpness * target;
+            scaled.clear();
+            scaled.extend(logits.iter().map(|x| (x - most) * scale));
+            // The largest is 0.
+            *nll += kernels().log_softmax_stats(scaled).ln_sum - sharpness * target;
         }
     }
 }
@@ -247,7 +253,7 @@ mod tests {
     #[test]
     fn temperatures_scale_the_logits() {
         let mut segment = Segment::default();
-        segment.add(&[1.0, 3.0], 0);
+        segment.add(&[1.0, 3.0], 0, &mut Vec::new());
         let expected = (1.0 + 2f64.exp()).ln();
         assert!((segment.nll[0] - expected).abs() < 1e-6);
         let expected = (1.0 + 1f64.exp()).ln();
