@@ -6,6 +6,7 @@
 use std::sync::LazyLock;
 
 use mantissa_arch::gguf::FileType;
+use mantissa_num::CodecId;
 
 use super::{Apart, Elsewhere, Offered, Precision};
 use crate::figures;
@@ -24,7 +25,7 @@ pub static CANDIDATES: LazyLock<Vec<Precision>> = LazyLock::new(|| {
 fn with_types(row: &Precision) -> Precision {
     let file_type = row.recipe.filter(|_| row.convention == GGUF).and_then(FileType::parse);
     let Some(ty) = file_type else { return *row };
-    let tables = ty.tables().map(|codec| codec.name());
+    let tables = ty.tables().map(CodecId::name);
     Precision { file_type, weights: ty.base.name(), tables: Some(tables), ..*row }
 }
 
