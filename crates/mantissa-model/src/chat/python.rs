@@ -78,6 +78,17 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         "join" => join(text, args)?,
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
+        "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
+        "isdigit" | "isdecimal" if text.is_ascii() => {
+            Value::from(!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+        }
+        _ => return in_case(text, method, args),
+    }))
+}
+
+/// Calls a method of a string that is about its case; `None` if it is not among these.
+fn in_case(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
         "title" => {
             let () = from_args(args)?;
             Value::from(title(text))
@@ -89,10 +100,6 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
                 false => c.to_lowercase().collect(),
             };
             Value::from(text.chars().map(swap).collect::<String>())
-        }
-        "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
-        "isdigit" | "isdecimal" if text.is_ascii() => {
-            Value::from(!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
         }
         "istitle" => {
             let (mut cased, mut before) = (false, false);

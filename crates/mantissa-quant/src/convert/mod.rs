@@ -90,8 +90,10 @@ impl Plan {
             Decisions::new(source, &config, container, changes, dtype)?;
         let other = requantize.is_none().then(|| alternative::scheme(source, &config, container, dtype));
         let other = other.flatten();
+        let before = refused.whole.len();
         let tables =
-            tables::planned(source, &config, container, requantize, dtype, &mut refused, other.is_some())?;
+            tables::planned(source, &config, container, requantize, dtype, &mut refused, other.as_deref())?;
+        let refuses_tables = refused.whole.len() > before;
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             let scheme = alternative::scheme(source, &config, container, dtype);
@@ -107,6 +109,8 @@ impl Plan {
             let error = QuantError::not_lossless(container, total, &refused);
             return Err(match requantize {
                 Some(_) => error.of_requantization(true),
+                // The reason of a table has its own fix.
+                None if refuses_tables => error,
                 None => error.with_scheme(other),
             });
         }

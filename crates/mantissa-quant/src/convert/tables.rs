@@ -11,7 +11,7 @@ use crate::plan::{PlannedLinear, table_plan};
 use crate::values::weight_of;
 
 /// Plans the quantized embedding and head of `source`. Those that the container cannot hold are decoded from a GGUF file,
-/// and `refused` in a folder; `rounds` is true if rounding again is a fix. A job that rounds again decodes both: it reads a
+/// and `refused` in a folder; `other` is a scheme to round the layers to instead. A job that rounds again decodes both: it reads a
 /// folder as [`decoded_tables_source`](crate::decoded_tables_source) presents it.
 pub(super) fn planned(
     source: &ModelFiles,
@@ -20,7 +20,7 @@ pub(super) fn planned(
     requantize: Option<&Scheme>,
     dtype: Dtype,
     refused: &mut Refused,
-    rounds: bool,
+    other: Option<&str>,
 ) -> Result<Vec<PlannedLinear>> {
     let mut all = Vec::new();
     for info in config.tables() {
@@ -32,11 +32,15 @@ pub(super) fn planned(
             continue;
         }
         let flag = if info.kind == LinearKind::Head { "--head" } else { "--embeddings" };
-        let again = format!("quantize the original model with {flag}");
+        let original = format!("quantize the original model with {flag}");
+        let decoded = other
+            .map(|scheme| format!("--requantize {scheme}, which decodes it and rounds the layers again"));
+        let again = decoded.clone().unwrap_or(original);
         let decided = match (requantize, holds(container, &info)) {
             (Some(_), _) => Err(("it is not rounded again".to_owned(), again)),
             (None, false) => {
-                let fix = format!("--format native, or quantize the original model without {flag}");
+                let without = || format!("quantize the original model without {flag}");
+                let fix = format!("--format native, or {}", decoded.unwrap_or_else(without));
                 Err((format!("readers of {} load it unquantized", container.name()), fix))
             }
             (None, true) => decide(&info, &weight, container, None, dtype).map_err(|why| (why, again)),
@@ -44,13 +48,10 @@ pub(super) fn planned(
         match decided {
             Ok(scheme) => all.push(PlannedLinear { info, scheme }),
             Err(_) if source.gguf().is_some() => {}
-            Err((why, fix)) => {
-                let fix = if rounds { String::new() } else { format!("; fix: {fix}") };
-                refused.whole.push(format!(
-                    "{}: expected an unquantized embedding and head, got a quantized one ({why}){fix}",
-                    info.module
-                ));
-            }
+            Err((why, fix)) => refused.whole.push(format!(
+                "{}: expected an unquantized embedding and head, got a quantized one ({why}); fix: {fix}",
+                info.module
+            )),
         }
     }
     Ok(all)

@@ -186,7 +186,7 @@ fn quantized_tables_of_a_folder_are_decoded_where_layers_are_rounded_again() {
     let (source, out) = (at("embedding"), at("fixed"));
     let refused = ["convert", text(&source), "--format", "gptq", "--out", text(&out), "--quiet"];
     let line = fail(2, &refused);
-    let scheme = line.split("fix: --requantize ").nth(1).and_then(|fix| fix.split(',').next());
+    let scheme = line.split("--requantize ").nth(1).and_then(|fix| fix.split(',').next());
     let scheme = scheme.unwrap_or_else(|| panic!("{line}"));
     assert!(
         line.contains("readers of gptq load it unquantized") && line.matches("fix: ").count() == 1,
