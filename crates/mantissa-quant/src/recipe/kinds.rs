@@ -159,7 +159,7 @@ pub(super) enum Kv {
     /// A scheme.
     Scheme(Scheme),
     /// A policy whose levels are calibrated.
-    Levels(KvPolicy),
+    Levels(Box<KvPolicy>),
 }
 
 /// Schemes of keys and values, and policies with calibrated levels.
@@ -167,7 +167,7 @@ pub(super) struct KvText;
 
 impl Accepts<Kv> for KvText {
     fn read(&self, value: &Value) -> Option<Kv> {
-        let levels = value.as_str().and_then(levels_of).map(Kv::Levels);
+        let levels = value.as_str().and_then(levels_of).map(|policy| Kv::Levels(Box::new(policy)));
         levels.or_else(|| ACTIVATION.read(value).map(Kv::Scheme))
     }
 

@@ -49,7 +49,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let (kv, kv_levels) = match keys.kv {
         None => (None, None),
         Some(Kv::Scheme(scheme)) => (Some(scheme), None),
-        Some(Kv::Levels(policy)) => (None, Some(policy)),
+        Some(Kv::Levels(policy)) => (None, Some(*policy)),
     };
     Ok(Recipe {
         name: file.to_owned(),
