@@ -74,9 +74,9 @@ fn the_least_important_columns_go_first() {
     let dir = folder();
     let demo = "demo --recipe rtn-q4_0";
     let heading = |columns| printed(dir.path(), columns, demo).lines().next().unwrap().to_owned();
-    assert!(heading(130).contains("ppl") && heading(130).contains('±'));
-    assert!(!heading(100).contains("ppl") && heading(100).contains('±'));
-    let narrow = heading(60);
+    let [wide, medium, narrow] = [130, 100, 60].map(heading);
+    assert!(wide.contains("ppl") && wide.contains('±'));
+    assert!(!medium.contains("ppl") && medium.contains('±'));
     assert!(
         !narrow.contains('±') && ["bits", "size", "KL stories", "KL code"].iter().all(|h| narrow.contains(h))
     );

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::support::{json, root, succeed, text, whole};
+use crate::support::{json, root, sampled, succeed, text, whole};
 
 /// Hardware of each kind, with an engine or none.
 const PLANS: [&str; 12] = [
@@ -153,7 +153,7 @@ fn commands_of_explain_run() {
     commands.insert(measured(&succeed(&["explain", "0.1"])));
     commands.insert(measured(&succeed(&["explain", "0.1", "--as", "nvfp4"])));
     assert!(commands.len() >= 25, "{commands:?}");
-    place.run_all(commands);
+    place.run_all(sampled(commands, 3));
 }
 
 /// Command after `measure it:`, whose line may be wrapped.
