@@ -38,6 +38,7 @@ mod gguf_types;
 mod given;
 mod help;
 mod hostile;
+mod hub;
 mod inputs;
 mod inspect;
 mod interruptions;
