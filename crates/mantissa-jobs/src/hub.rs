@@ -61,6 +61,20 @@ impl HubName {
         }
     }
 
+    /// Returns the command that fetches the model.
+    fn download(&self) -> String {
+        let revision = self.revision.as_ref().map_or_else(String::new, |name| format!(" --revision {name}"));
+        let file = self.file.as_ref().map_or_else(String::new, |tag| format!(" --include '*{tag}*'"));
+        format!("hf download {}{revision}{file}", self.repository)
+    }
+
+    /// Says what to do where a cache with the models `known` lacks this one.
+    fn fix_of_missing(&self, known: &[String]) -> String {
+        let near = near(&self.repository, known);
+        let or = near.map_or_else(String::new, |near| format!(", or give {near}"));
+        format!("check the path, or fetch the model ({}) and give the name again{or}", self.download())
+    }
+
     /// Returns the name of the repository's folder in a cache.
     fn folder_name(&self) -> String {
         format!("{FOLDER}{}", self.repository.replace('/', "--"))
@@ -173,24 +187,18 @@ pub fn cached_names(cache: &Path) -> Vec<String> {
     found
 }
 
-/// Says what to do about a path that is not there: a name like it beside it or in `cache`.
+/// Says what to do about a path that is not there: the name like it beside it, or the download of a name on the hub.
 pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
-    let text = missing.to_string_lossy();
-    if let Some(name) = HubName::parse(&text) {
-        let known = cache.map(cached_names).unwrap_or_default();
-        let near = near(&name.repository, &known);
-        let or = near.map_or_else(String::new, |near| format!(", or give {near}"));
-        return format!(
-            "check the path, download it (hf download {}) and give it again{or}",
-            name.repository
-        );
-    }
-    let name = missing.file_name().unwrap_or_default().to_string_lossy();
     let folder = missing.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let name = missing.file_name().unwrap_or_default().to_string_lossy();
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let beside: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    match near(&name, &beside) {
-        Some(near) => format!("check the path; there is {near} in {}", folder.display()),
+    if let Some(near) = near(&name, &beside) {
+        return format!("check the path; there is {near} in {}", folder.display());
+    }
+    // A folder that exists is no organization.
+    match HubName::parse(&missing.to_string_lossy()).filter(|_| !folder.is_dir()) {
+        Some(name) => name.fix_of_missing(&cache.map(cached_names).unwrap_or_default()),
         None => "check the path".to_owned(),
     }
 }
@@ -307,6 +315,12 @@ mod tests {
         assert!(fix.contains("there is stories260K in"), "{fix}");
         assert_eq!(fix_of_missing(&folder.path().join("nothing-like-it"), None), "check the path");
         let fix = fix_of_missing(Path::new("org/Qwen3-9B"), Some(folder.path()));
-        assert!(fix.contains("hf download org/Qwen3-9B") && fix.contains("give org/Qwen3-8B"), "{fix}");
+        assert!(fix.contains("hf download org/Qwen3-9B)") && fix.contains("give org/Qwen3-8B"), "{fix}");
+        let fix = |name: &str| fix_of_missing(Path::new(name), None);
+        assert!(fix("org/m@v2").contains("hf download org/m --revision v2)"), "{}", fix("org/m@v2"));
+        assert!(fix("org/m:Q4_0").contains("hf download org/m --include '*Q4_0*')"), "{}", fix("org/m:Q4_0"));
+        // Below a folder that is there, a path is meant: the tests run in the crate's folder.
+        assert!(fix("src/hub.r").contains("there is hub.rs in src"), "{}", fix("src/hub.r"));
+        assert_eq!(fix("src/nothing-like-it"), "check the path");
     }
 }

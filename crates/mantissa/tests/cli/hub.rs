@@ -46,10 +46,10 @@ fn a_name_stands_for_its_newest_snapshot() {
     let (cache, out) = (temp.path().join("hub"), temp.path().join("out"));
     let tiny = root().join("tests/data/tiny");
     put(&cache, "model", "aaa1", &tiny.join("llama2-gqa-tied"));
-    put(&cache, "model", "bbb2", &tiny.join("qwen3"));
+    put(&cache, "model", "bbb2", &tiny.join("qwen2-bias"));
     let kind = |name: &str| json(&cache, &["inspect", name])["architecture"].clone();
     let by_path = |name: &str| json(&cache, &["inspect", text(&tiny.join(name))])["architecture"].clone();
-    let (old, new) = (by_path("llama2-gqa-tied"), by_path("qwen3"));
+    let (old, new) = (by_path("llama2-gqa-tied"), by_path("qwen2-bias"));
     assert!(old != new && !new.is_null(), "{new}");
     for name in ["org/model", "hf.co/org/model", "https://huggingface.co/org/model"] {
         assert_eq!(kind(name), new, "{name}");
