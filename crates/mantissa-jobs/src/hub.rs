@@ -110,7 +110,7 @@ fn cache_by(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 }
 
 /// Finds the snapshot of a repository's folder that `revision` names: a branch or tag, or a commit or its beginning;
-/// without it, that of `main`, or else the one that changed last.
+/// without it, the branch `main`, or else the one that changed last.
 pub fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
     let snapshots = repository.join("snapshots");
     let by_reference = |name: &str| {
