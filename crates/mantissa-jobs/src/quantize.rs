@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mantissa_quant::recipe::Glob;
 use mantissa_quant::{Outcome, Recipe};
 use mantissa_store::convention::Container;
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,9 @@ pub enum CalibrationDtype {
     Bf16,
 }
 
+/// Accepted patterns of layers, for messages.
+const PATTERN: &str = "a module or a pattern with *, such as *.down_proj";
+
 /// Options of a quantization that decide the bytes of the weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -61,6 +65,9 @@ pub struct WeightOptions {
     /// Quantization of embedding and head.
     #[serde(default)]
     pub tables: Tables,
+    /// Patterns of layers that stay unquantized, beside those of the recipe.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keep: Vec<String>,
     /// Calibration samples.
     #[serde(default)]
     pub calibration: Calibration,
@@ -91,6 +98,18 @@ pub struct WeightOptions {
 }
 
 impl WeightOptions {
+    /// Parses the patterns of layers that stay unquantized.
+    ///
+    /// # Errors
+    /// A pattern that is none.
+    fn kept(&self) -> Result<Vec<Glob>> {
+        let parsed = |text: &String| -> Result<Glob> {
+            let wrong = |found| BadInput::new("--keep", format!("\"{text}\" ({found})"), PATTERN);
+            Ok(Glob::parse(text).map_err(wrong)?)
+        };
+        self.keep.iter().map(parsed).collect()
+    }
+
     /// Returns the files that are read.
     fn inputs(&self) -> Vec<PathBuf> {
         let recipe = Recipe::is_file(&self.recipe.name).then(|| PathBuf::from(&self.recipe.name));
@@ -117,6 +136,9 @@ impl WeightOptions {
         }
         if self.split.as_deref() == Some("") {
             return fault("split", "nothing".to_owned(), "at least one character");
+        }
+        if let Some(pattern) = self.keep.iter().find(|pattern| Glob::parse(pattern).is_err()) {
+            return fault("keep", format!("\"{pattern}\""), PATTERN);
         }
         if self.recipe.name.is_empty() {
             return fault("recipe", "none".to_owned(), "the recipe that made the weights");

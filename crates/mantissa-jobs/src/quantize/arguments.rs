@@ -32,6 +32,8 @@ pub struct QuantizeArguments {
     pub formats: Vec<Container>,
     /// Quantization of embedding and head.
     pub tables: Tables,
+    /// Patterns of layers that stay unquantized.
+    pub keep: Vec<String>,
     /// Calibration samples.
     pub calibration: Calibration,
     /// Importance matrix in place of a calibration.
@@ -111,6 +113,7 @@ impl QuantizeArguments {
             recipe: text,
             format: format.map(Format),
             tables: self.tables,
+            keep: self.keep,
             split: self.measure.text.split.clone(),
             calibration,
             hold_out: self.hold_out,

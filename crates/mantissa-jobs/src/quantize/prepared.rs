@@ -120,6 +120,7 @@ impl Quantize {
         let mut recipe = self.weights.recipe.load()?;
         let container = format.map_or_else(|| recipe.container(), |format| format.0);
         self.weights.tables.apply(&mut recipe, source, container)?;
+        recipe.keep(self.weights.kept()?);
         let mut recorded = self.clone();
         recorded.weights.format = Some(Format(container));
         let options = Options {

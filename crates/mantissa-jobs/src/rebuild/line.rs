@@ -90,6 +90,7 @@ fn weight_option(weights: &mut WeightOptions, argument: &str) -> std::result::Re
         ("head", Some(name)) => weights.tables.head = Some(short_or_scheme(name)?),
         ("embeddings", Some(name)) => weights.tables.embeddings = Some(short_or_scheme(name)?),
         ("untie", None) => weights.tables.untie = true,
+        ("keep", Some(pattern)) => weights.keep.push(pattern.to_owned()),
         ("calibration", Some(text)) => calibration.texts.push(WeightedText::parse(text)?),
         ("calibration-tokens", Some(file)) => calibration.tokens = Some(file.to_owned()),
         ("samples", Some(n)) => calibration.samples = Some(number(n)?),

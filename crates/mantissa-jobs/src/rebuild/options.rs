@@ -13,6 +13,7 @@ pub(super) fn of_weights(weights: &WeightOptions) -> Vec<String> {
     options.extend(weights.tables.head.as_ref().map(|scheme| value("head", scheme)));
     options.extend(weights.tables.embeddings.as_ref().map(|scheme| value("embeddings", scheme)));
     options.extend(weights.tables.untie.then(|| "--untie".to_owned()));
+    options.extend(weights.keep.iter().map(|pattern| value("keep", pattern)));
     for text in &calibration.texts {
         let share = if text.weight == 1.0 { String::new() } else { format!(":{}", text.weight) };
         options.push(format!("--calibration={}{share}", text.path.display()));

@@ -13,6 +13,18 @@ impl fmt::Display for Glob {
 }
 
 impl Glob {
+    /// Makes the pattern of `text`: the name of a module, in which `*` matches any characters.
+    ///
+    /// # Errors
+    /// What `text` is instead: nothing, or a regular expression.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        match text {
+            "" => Err("nothing"),
+            text if text.starts_with("re:") => Err("a regular expression"),
+            _ => Ok(Glob(text.to_owned())),
+        }
+    }
+
     /// True if this is the full name `module`.
     pub fn is(&self, module: &str) -> bool {
         self.0 == module

@@ -124,6 +124,13 @@ impl Recipe {
         self.layers.insert(0, LayerRule { modules, weights: Some(scheme), ..LayerRule::default() });
     }
 
+    /// Leaves the modules that match `patterns` unquantized, before all other rules.
+    pub fn keep(&mut self, patterns: Vec<Glob>) {
+        if !patterns.is_empty() {
+            self.layers.insert(0, LayerRule { modules: patterns, ..LayerRule::default() });
+        }
+    }
+
     /// Returns the container to write: the requested one, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
         self.container

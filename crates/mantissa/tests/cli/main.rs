@@ -42,6 +42,7 @@ mod hub;
 mod inputs;
 mod inspect;
 mod interruptions;
+mod keep;
 mod kv;
 mod layout;
 mod lint;

@@ -77,6 +77,12 @@ pub struct Args {
     pub(super) formats: Vec<Container>,
     #[command(flatten)]
     pub(super) tables: TableArgs,
+    /// Layers to leave unquantized, such as '*.down_proj'
+    ///
+    /// The name of a module, in which * matches any characters. May be given several times, and comes before all rules of
+    /// the recipe.
+    #[arg(long, value_name = "PATTERN", help_heading = "Recipe")]
+    pub(super) keep: Vec<String>,
     #[command(flatten)]
     pub(super) calibration: CalibrationArgs,
     /// Importance matrix for K- and IQ-types
@@ -175,6 +181,7 @@ impl Args {
             out: self.out.clone(),
             formats: self.formats.clone(),
             tables: self.tables.value(),
+            keep: self.keep.clone(),
             calibration: self.calibration.value(),
             imatrix: self.imatrix.clone(),
             hold_out: self.hold_out,

@@ -1,0 +1,31 @@
+//! `quantize --keep`: layers that stay unquantized.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::support::{fail, json, succeed, text};
+
+#[test]
+fn kept_layers_have_the_bytes_that_a_recipe_file_gives_them() {
+    let temp = TempDir::new().unwrap();
+    let [by_flag, by_file, again] = ["flag", "file", "again"].map(|name| temp.path().join(name));
+    let recipe = temp.path().join("r.toml");
+    fs::write(&recipe, "weights = \"int4-g32\"\nkeep = [\"*.down_proj\", \"model.layers.0.*\"]\n").unwrap();
+    let flags = ["--keep", "*.down_proj", "--keep", "model.layers.0.*", "--quiet"];
+    let command = ["quantize", "demo", "--recipe", "rtn-int4-g32", "--out", text(&by_flag)];
+    let done = json(&[&command[..], &flags, &["--json"]].concat());
+    let kept = |module: &str| module.ends_with(".down_proj") || module.starts_with("model.layers.0.");
+    let layers = done["layers"].as_array().unwrap().iter().filter(|layer| !layer["scheme"].is_null());
+    let quantized: Vec<&str> = layers.filter_map(|layer| layer["module"].as_str()).collect();
+    assert!(!quantized.is_empty() && !quantized.iter().any(|module| kept(module)), "{quantized:?}");
+    succeed(&["quantize", "demo", "--recipe", text(&recipe), "--out", text(&by_file), "--quiet"]);
+    let bytes = |folder: &std::path::Path| fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(bytes(&by_flag) == bytes(&by_file));
+    // Its record makes the same bytes.
+    let record = by_flag.join("quality.json");
+    succeed(&["rebuild", text(&record), "--source", "demo", "--out", text(&again), "--quiet"]);
+    assert!(bytes(&by_flag) == bytes(&again));
+    let wrong = fail(2, &[&command[..], &["--overwrite", "--keep", "re:.*down_proj"]].concat());
+    assert!(wrong.contains("--keep") && wrong.contains("a regular expression"), "{wrong}");
+}
