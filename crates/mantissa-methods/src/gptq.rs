@@ -114,7 +114,7 @@ impl Accepts<usize> for BlockSize {
     }
 
     fn allowed(&self) -> String {
-        "1 or more columns".to_owned()
+        "a whole number of columns, at least 1".to_owned()
     }
 }
 

@@ -21,7 +21,7 @@ impl Accepts<usize> for Count {
     }
 
     fn allowed(&self) -> String {
-        format!("1 to {}", self.0)
+        format!("a whole number from 1 to {}", self.0)
     }
 }
 
@@ -83,7 +83,7 @@ impl AtLeast {
     }
 
     fn text(&self) -> String {
-        if self.0 == 0 { "a whole number of at least 0".to_owned() } else { format!("{} or more", self.0) }
+        format!("a whole number of at least {}", self.0)
     }
 }
 

@@ -203,9 +203,9 @@ mod tests {
     #[test]
     fn other_values_are_refused_with_those_accepted() {
         for (text, allowed) in [
-            ("steps = 0", "1 to 10"),
-            ("steps = 11", "1 to 10"),
-            ("steps = 1.0", "1 to 10"),
+            ("steps = 0", "a whole number from 1 to 10"),
+            ("steps = 11", "a whole number from 1 to 10"),
+            ("steps = 1.0", "a whole number from 1 to 10"),
             ("seed = -1", "an integer of at least 0"),
             ("rate = 1", "a number from 0.0 to 2.0"),
             ("rate = nan", "a number from 0.0 to 2.0"),
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(
             refused,
             [
-                "data.batch: expected 1 or more, got 0",
+                "data.batch: expected a whole number of at least 1, got 0",
                 "more: expected a table, got integer",
                 "lists[1].files: expected a list of strings, got 1"
             ]

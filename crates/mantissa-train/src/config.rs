@@ -358,7 +358,7 @@ mod tests {
                 "schedule.steps=\"many\"",
                 "schedule.steps: expected a whole number of at least 0, got \"many\"",
             ),
-            ("data.batch=1.5", "data.batch: expected 1 or more, got 1.5"),
+            ("data.batch=1.5", "data.batch: expected a whole number of at least 1, got 1.5"),
             ("optimizer.moment=\"f32\"", "did you mean \"moments\"?"),
         ] {
             let message = changed(&[change]).unwrap_err();

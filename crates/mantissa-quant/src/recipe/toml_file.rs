@@ -338,7 +338,7 @@ mod tests {
             ("weights = \"nf4\"\n[autoround]\nrate = 0.1", ["autoround", "none with method \"rtn\""]),
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niterations = 0",
-                ["autoround.iterations", "1 to 1000000"],
+                ["autoround.iterations", "a whole number from 1 to 1000000"],
             ),
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nrate = 2.0",
@@ -373,7 +373,10 @@ mod tests {
             ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\ndamp = 2.0", ["qtip.damp", "0.0 to 1.0"]),
             ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\nmetric = \"x\"", ["qtip.metric", "fisher"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
-            ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),
+            (
+                "method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0",
+                ["gptq.block", "a whole number of columns, at least 1"],
+            ),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroups = \"x\"", ["gptq.groups", "static"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroup = 1", ["gptq.group", "\"groups\"?"]),
             (
