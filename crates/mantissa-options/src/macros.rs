@@ -170,9 +170,9 @@ mod tests {
         /// Settings file.
         #[derive(Debug, PartialEq)]
         pub struct File {
-            /// of the run
+            /// name of the run
             name: String, Text, Note::needed("\"run\"").or(&["seed"]);
-            /// of the numbers
+            /// seed of the numbers
             seed: u64 = 0, AtLeast(0), Note::LATER;
             /// The data.
             data: Data, Subtable("what is read");

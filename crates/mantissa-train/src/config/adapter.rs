@@ -17,7 +17,7 @@ options! {
     pub struct AdapterConfig {
         /// lora dora qlora
         kind: String, Text, Note::needed("\"lora\"");
-        /// of the update
+        /// rank of the update
         rank: usize = Lora::default().rank, Count(1 << 16);
         /// scale: alpha / rank, or alpha / sqrt(rank) with rslora
         alpha: f64 = Lora::default().alpha, Within::ALL;
