@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_train::{LostOperand, StepSignals};
+use mantissa_train::{LostOperand, LostUpdates, StepSignals};
 use serde::{Deserialize, Serialize};
 
 /// Names of parameters and operands in a log line; more are counted only.
@@ -30,6 +30,9 @@ pub struct NotLearning {
     /// Their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost_updates: Vec<String>,
+    /// Number of these matrices whose updates are all 0; those of the others are lost when the weights are rounded.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub zero_updates: usize,
 }
 
 /// True for the default of a count, which log lines leave out.
@@ -127,9 +130,12 @@ impl Learning {
         lost.truncate(MOST_NAMED);
         let mut dead = signals.dead.clone();
         dead.truncate(MOST_NAMED);
-        let (without_update, lost_updates) = match &signals.lost_updates {
-            Some(lost) => (lost.len(), lost.iter().take(MOST_NAMED).cloned().collect()),
-            None => (self.now.without_update, self.now.lost_updates.clone()),
+        let (without_update, zero_updates, lost_updates) = match &signals.lost_updates {
+            Some(LostUpdates { rounded, zero }) => {
+                let names = rounded.iter().chain(zero).take(MOST_NAMED).cloned().collect();
+                (rounded.len() + zero.len(), zero.len(), names)
+            }
+            None => (self.now.without_update, self.now.zero_updates, self.now.lost_updates.clone()),
         };
         let now = NotLearning {
             parameters: signals.parameters,
@@ -137,6 +143,7 @@ impl Learning {
             dead,
             lost,
             without_update,
+            zero_updates,
             lost_updates,
         };
         let unused = self.unused_after(signals);
@@ -189,6 +196,11 @@ impl Learning {
         self.now.lost.first()
     }
 
+    /// Returns the number of matrices whose updates are lost when the weights are rounded now, and of those whose updates are all 0.
+    pub fn lost_updates(&self) -> (usize, usize) {
+        (self.now.without_update.saturating_sub(self.now.zero_updates), self.now.zero_updates)
+    }
+
     /// Says in a sentence what did not learn; `None` if all did.
     pub fn summary(&self) -> Option<String> {
         let mut parts = Vec::new();
@@ -211,7 +223,7 @@ impl Learning {
             ));
         }
         parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
-        parts.extend(told_of_updates(self.now.without_update, all, self.now.lost_updates.first()));
+        parts.extend(told_of_updates(&self.now, self.now.lost_updates.first()));
         let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
         if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {
             let experts = if unused == 1 { "expert" } else { "experts" };
@@ -255,6 +267,7 @@ impl Learning {
         (found(now) || found(&self.now))
             && (parts(now) != parts(&self.now)
                 || now.dead != self.now.dead
+                || now.zero_updates != self.now.zero_updates
                 || now.lost_updates != self.now.lost_updates)
     }
 
@@ -282,7 +295,7 @@ impl Learning {
             format!("{count} of {} parameters have a gradient of 0 (first: {first})", now.parameters)
         });
         let updates = now.lost_updates.iter().find(|name| !self.lost_updates.contains(*name));
-        let updates = told_of_updates(now.without_update, now.parameters, updates);
+        let updates = told_of_updates(now, updates);
         let parts: Vec<String> = dead.into_iter().chain(told_of_lost(&lost)).chain(updates).collect();
         (!parts.is_empty()).then(|| format!("step {step}: {}", parts.join("; ")))
     }
@@ -301,9 +314,10 @@ fn told_of_lost(lost: &[&LostOperand]) -> Option<String> {
 }
 
 /// Says of how many parameters updates change no weight, if there is a `first`.
-fn told_of_updates(count: usize, all: usize, first: Option<&String>) -> Option<String> {
-    let first = first?;
-    Some(format!("the updates of {count} of {all} parameters change next to no weight (first: {first})"))
+fn told_of_updates(now: &NotLearning, first: Option<&String>) -> Option<String> {
+    let (first, NotLearning { parameters, without_update, zero_updates, .. }) = (first?, now);
+    let how = if zero_updates == without_update { "are all 0" } else { "change next to no weight" };
+    Some(format!("the updates of {without_update} of {parameters} parameters {how} (first: {first})"))
 }
 
 fn is_same(a: &LostOperand, b: &LostOperand) -> bool {
@@ -315,9 +329,12 @@ fn is_same(a: &LostOperand, b: &LostOperand) -> bool {
 mod tests {
     use super::*;
 
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     fn signals(dead: &[&str]) -> StepSignals {
-        let dead = dead.iter().map(|name| (*name).to_owned()).collect();
-        StepSignals { parameters: 5, dead, ..StepSignals::default() }
+        StepSignals { parameters: 5, dead: owned(dead), ..StepSignals::default() }
     }
 
     /// Runs steps and returns the learning with the warnings and the number of log lines that tell something.
@@ -386,7 +403,7 @@ mod tests {
     #[test]
     fn lost_updates_are_told_and_stay_between_looks() {
         let of = |lost: Option<&[&str]>| StepSignals {
-            lost_updates: lost.map(|names| names.iter().map(|name| (*name).to_owned()).collect()),
+            lost_updates: lost.map(|names| LostUpdates { rounded: owned(names), zero: Vec::new() }),
             ..signals(&[])
         };
         let (learning, warnings, lines) =
@@ -402,7 +419,22 @@ mod tests {
             learning.summary().unwrap().ends_with("1 of 5 parameters change next to no weight (first: b)")
         );
         let (learning, ..) = run(&[of(Some(&["a"])), of(Some(&[]))]);
-        assert_eq!(learning.summary(), None);
+        assert_eq!((learning.summary(), learning.lost_updates()), (None, (0, 0)));
+    }
+
+    #[test]
+    fn updates_of_0_are_told_apart_from_those_lost_in_rounding() {
+        let of = |rounded: &[&str], zero: &[&str]| StepSignals {
+            lost_updates: Some(LostUpdates { rounded: owned(rounded), zero: owned(zero) }),
+            ..signals(&[])
+        };
+        let (learning, warnings, _) = run(&[of(&[], &["a", "b"])]);
+        assert_eq!(warnings, ["step 1: the updates of 2 of 5 parameters are all 0 (first: a)"]);
+        assert_eq!(learning.lost_updates(), (0, 2));
+        let (learning, warnings, lines) = run(&[of(&["b"], &["a"]), signals(&[])]);
+        let told = "step 1: the updates of 2 of 5 parameters change next to no weight (first: b)";
+        assert_eq!((warnings, lines), (vec![told.to_owned()], 1));
+        assert_eq!(learning.lost_updates(), (1, 1));
     }
 
     #[test]

@@ -34,7 +34,7 @@ use mantissa_kernels::device::Cpu;
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
 use mantissa_num::stored::Extra;
 use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
-use mantissa_options::{Accepts, Count, Flag, Fraction, Number, OneOf, Value, options};
+use mantissa_options::{Accepts, Count, Flag, Number, OneOf, Value, options};
 
 pub use drift::{Drift, correction_bytes};
 pub use hessian::Hessian;
@@ -85,7 +85,7 @@ options! {
     pub struct GptqOptions {
         /// Damping λ, as a fraction of the mean of the Hessian's diagonal; multiplied by 10, up to 1, while the Hessian is
         /// singular.
-        damp: f64 = 0.01, Fraction;
+        damp: f64 = 0.01, Number(1.0);
         /// Block size: columns between two updates of the rest of the weight.
         block: usize = 128, BlockSize;
         /// Act-order: columns by decreasing diagonal of the Hessian, ties in original order, instead of from left to right.
@@ -114,7 +114,7 @@ impl Accepts<usize> for BlockSize {
     }
 
     fn allowed(&self) -> String {
-        "1 or more columns".to_owned()
+        "a whole number of columns, at least 1".to_owned()
     }
 }
 

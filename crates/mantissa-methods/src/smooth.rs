@@ -42,7 +42,7 @@ impl Accepts<Option<f32>> for Alpha {
     }
 
     fn allowed(&self) -> String {
-        "a number from 0.0 to 1.0, or \"search\"".to_owned()
+        "a number from 0 to 1, or \"search\"".to_owned()
     }
 }
 

@@ -21,16 +21,16 @@ impl Accepts<usize> for Count {
     }
 
     fn allowed(&self) -> String {
-        format!("1 to {}", self.0)
+        format!("a whole number from 1 to {}", self.0)
     }
 }
 
-/// Numbers with a decimal point, from 0 to this one.
+/// Numbers from 0 to this one, with or without a decimal point.
 pub struct Number(pub f64);
 
 impl Accepts<f64> for Number {
     fn read(&self, value: &Value) -> Option<f64> {
-        value.as_float().filter(|n| (0.0..=self.0).contains(n))
+        number(value).filter(|n| (0.0..=self.0).contains(n))
     }
 
     fn print(&self, value: &f64) -> Option<Value> {
@@ -38,7 +38,7 @@ impl Accepts<f64> for Number {
     }
 
     fn allowed(&self) -> String {
-        format!("a number from 0.0 to {:?}", self.0)
+        format!("a number from 0 to {}", short(self.0))
     }
 }
 
@@ -56,24 +56,6 @@ impl Accepts<f32> for Number {
     }
 }
 
-/// Numbers from 0 to 1, with or without a decimal point.
-pub struct Fraction;
-
-impl Accepts<f64> for Fraction {
-    fn read(&self, value: &Value) -> Option<f64> {
-        let number = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-        number.filter(|n| (0.0..=1.0).contains(n))
-    }
-
-    fn print(&self, value: &f64) -> Option<Value> {
-        Some((*value).into())
-    }
-
-    fn allowed(&self) -> String {
-        "a number from 0 to 1".to_owned()
-    }
-}
-
 /// Whole numbers from this one.
 pub struct AtLeast(pub u64);
 
@@ -83,7 +65,7 @@ impl AtLeast {
     }
 
     fn text(&self) -> String {
-        if self.0 == 0 { "a whole number of at least 0".to_owned() } else { format!("{} or more", self.0) }
+        format!("a whole number of at least {}", self.0)
     }
 }
 
@@ -184,6 +166,7 @@ fn short(bound: f64) -> String {
     if bound != 0.0 && !(1e-4..1e7).contains(&bound.abs()) { format!("{bound:e}") } else { bound.to_string() }
 }
 
+/// Reads a number with or without a decimal point.
 fn number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }

@@ -25,9 +25,7 @@ pub use accepts::Accepts;
 pub use declared::{Declared, Named, NamedMut, OptionValue, TableSpec, set, settings, spec, to_toml};
 pub use faults::{Faults, MissingKey, Refusal, RefusedValue, UnknownKey, dotted, suggestion};
 pub use key::{Key, Subkeys};
-pub use kinds::{
-    AnyTable, AtLeast, Count, Flag, Fraction, Number, OneOf, Seed, Text, Texts, Unset, Within, shortest,
-};
+pub use kinds::{AnyTable, AtLeast, Count, Flag, Number, OneOf, Seed, Text, Texts, Unset, Within, shortest};
 pub use note::Note;
 pub use page::{Section, sections};
 pub use tables::{ListOf, Subtable, from_toml, read, read_beside};

@@ -113,8 +113,8 @@ macro_rules! options {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use crate::{
-        AtLeast, Count, Declared, Faults, Flag, Fraction, ListOf, Note, Number, OneOf, Seed, Subtable, Text,
-        Texts, Unset, Within, from_toml, read, sections, settings, to_toml,
+        AtLeast, Count, Declared, Faults, Flag, ListOf, Note, Number, OneOf, Seed, Subtable, Text, Texts,
+        Unset, Within, from_toml, read, sections, settings, to_toml,
     };
 
     const SIDES: [(&str, u8); 2] = [("left", 0), ("right", 1)];
@@ -141,7 +141,7 @@ mod tests {
             /// Rate.
             rate: f32 = 0.1, Number(2.0);
             /// Damping.
-            damp: f64 = 0.5, Fraction;
+            damp: f64 = 0.5, Number(1.0);
             /// Switch.
             on: bool = false, Flag;
             /// Side.
@@ -170,9 +170,9 @@ mod tests {
         /// Settings file.
         #[derive(Debug, PartialEq)]
         pub struct File {
-            /// of the run
+            /// name of the run
             name: String, Text, Note::needed("\"run\"").or(&["seed"]);
-            /// of the numbers
+            /// seed of the numbers
             seed: u64 = 0, AtLeast(0), Note::LATER;
             /// The data.
             data: Data, Subtable("what is read");
@@ -195,6 +195,9 @@ mod tests {
             lines.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(lines(&options), text.lines().map(|line| format!("t.{line}")).collect::<Vec<_>>());
+        let whole: Outer = from_toml("rate = 1\ndamp = 1").unwrap();
+        assert_eq!(whole, Outer { rate: 1.0, damp: 1.0, ..Outer::default() });
+        assert!(lines(&whole).contains(&"t.rate = 1.0".to_owned()));
         // An option without a value has no line, but is a key.
         assert_eq!((lines(&Outer::default()).len(), options.keys().len()), (6, 7));
         assert_eq!(options.keys()[0].help, "Number of steps");
@@ -203,12 +206,12 @@ mod tests {
     #[test]
     fn other_values_are_refused_with_those_accepted() {
         for (text, allowed) in [
-            ("steps = 0", "1 to 10"),
-            ("steps = 11", "1 to 10"),
-            ("steps = 1.0", "1 to 10"),
+            ("steps = 0", "a whole number from 1 to 10"),
+            ("steps = 11", "a whole number from 1 to 10"),
+            ("steps = 1.0", "a whole number from 1 to 10"),
             ("seed = -1", "an integer of at least 0"),
-            ("rate = 1", "a number from 0.0 to 2.0"),
-            ("rate = nan", "a number from 0.0 to 2.0"),
+            ("rate = 3", "a number from 0 to 2"),
+            ("rate = nan", "a number from 0 to 2"),
             ("damp = 1.5", "a number from 0 to 1"),
             ("on = 1", "true or false"),
             ("side = \"up\"", "left, right"),
@@ -237,7 +240,7 @@ mod tests {
         assert_eq!(
             refused,
             [
-                "data.batch: expected 1 or more, got 0",
+                "data.batch: expected a whole number of at least 1, got 0",
                 "more: expected a table, got integer",
                 "lists[1].files: expected a list of strings, got 1"
             ]

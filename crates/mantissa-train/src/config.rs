@@ -342,6 +342,11 @@ mod tests {
             ("optimizer={kind=\"sgd\", lr=1, momentum=1}", "optimizer.momentum: expected 0 to"),
             ("optimizer={kind=\"sgd\", lr=1, nesterov=true, momentum=0}", "above 0 with nesterov"),
             ("optimizer={kind=\"muon\", lr=1, scale=\"rsm\"}", "rms, jordan, spectral, none"),
+            (
+                "optimizer={kind=\"muon\", lr=1, iterations=5.7}",
+                "optimizer.iterations: expected a whole number from 1 to 20, got 5.7",
+            ),
+            ("optimizer={kind=\"soap\", lr=1, block=4}", "expected a whole number from 8 to 1024, got 4"),
             ("optimizer={kind=\"adafactor\", lr=1, warmup_init=true}", "without relative_step"),
             ("optimizer={kind=\"lion\", lr=1, paged=true, moments=\"lin8\"}", "other than a map"),
             ("optimizer={kind=\"lion\"}", "lr"),
@@ -358,7 +363,7 @@ mod tests {
                 "schedule.steps=\"many\"",
                 "schedule.steps: expected a whole number of at least 0, got \"many\"",
             ),
-            ("data.batch=1.5", "data.batch: expected 1 or more, got 1.5"),
+            ("data.batch=1.5", "data.batch: expected a whole number of at least 1, got 1.5"),
             ("optimizer.moment=\"f32\"", "did you mean \"moments\"?"),
         ] {
             let message = changed(&[change]).unwrap_err();

@@ -107,7 +107,7 @@ pub use policy::{
 };
 pub use profile::{Profile, StepPart};
 pub use sampled::SampledHead;
-pub use signals::StepSignals;
+pub use signals::{LostUpdates, StepSignals};
 pub use stop::Stop;
 pub use store::Precision;
 pub use teacher::{SoftTargets, Teacher};

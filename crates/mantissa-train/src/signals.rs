@@ -27,10 +27,19 @@ pub struct StepSignals {
     pub lost: Vec<LostOperand>,
     /// True in a step with telemetry.
     pub measured: bool,
-    /// Matrices with a gradient whose updates changed next to no weight; `None` in a step that did not look for them.
-    pub lost_updates: Option<Vec<String>>,
+    /// Matrices whose updates changed next to no weight; `None` in a step that did not look for them.
+    pub lost_updates: Option<LostUpdates>,
     /// Layers with experts, each with those that no token chose.
     pub idle: Vec<(usize, Vec<usize>)>,
+}
+
+/// Matrices whose updates changed next to no weight, by cause.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LostUpdates {
+    /// Those whose updates are lost when the weights are rounded without a master copy.
+    pub rounded: Vec<String>,
+    /// Those with a gradient whose updates are all 0 before the weights are rounded.
+    pub zero: Vec<String>,
 }
 
 impl TrainModel {
@@ -54,20 +63,24 @@ impl TrainModel {
         }
     }
 
-    /// Lists the matrices with a gradient next to none of whose updates, counted in `counts`, changed a weight: they are 0, or lost
-    /// when the weights are `rounded` without a master copy. `rates` are the factors of the learning rate. Vectors are left out: norm
-    /// weights near 1 in bf16 take no step below 0.002.
-    pub(crate) fn lost_updates(&self, counts: &[WeightCounts], rates: &[f64], rounded: bool) -> Vec<String> {
-        let all = self.params.table().iter().zip(counts).zip(rates);
-        let lost = all.filter(|((param, counts), rate)| {
-            param.tensor.shape.len() > 1
-                && **rate > 0.0
-                && ((rounded && counts.loses_updates())
-                    || (counts.is_still()
-                        && self.grads.holds(&param.range)
-                        && !self.grads.get(param.range.clone()).is_zero()))
-        });
-        lost.map(|((param, _), _)| param.tensor.name.clone()).collect()
+    /// Lists the matrices next to none of whose updates, counted in `counts`, changed a weight: they are lost when the weights are
+    /// `rounded` without a master copy, or 0 in spite of a gradient. `rates` are the factors of the learning rate. Vectors are left
+    /// out: norm weights near 1 in bf16 take no step below 0.002.
+    pub(crate) fn lost_updates(&self, counts: &[WeightCounts], rates: &[f64], rounded: bool) -> LostUpdates {
+        let mut lost = LostUpdates::default();
+        for ((param, counts), rate) in self.params.table().iter().zip(counts).zip(rates) {
+            if param.tensor.shape.len() < 2 || *rate <= 0.0 {
+                continue;
+            }
+            let has_gradient =
+                || self.grads.holds(&param.range) && !self.grads.get(param.range.clone()).is_zero();
+            if rounded && counts.loses_updates() {
+                lost.rounded.push(param.tensor.name.clone());
+            } else if counts.is_still() && has_gradient() {
+                lost.zero.push(param.tensor.name.clone());
+            }
+        }
+        lost
     }
 
     /// Lists the operands that lost their signal so far in the step.

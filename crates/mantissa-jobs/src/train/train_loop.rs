@@ -6,7 +6,9 @@ use std::time::Instant;
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_train::config::RunConfig;
 use mantissa_train::schedule::{Decay, Schedule};
-use mantissa_train::{GemmHealth, GemmState, HeldOut, SampleOptions, StepReport, TrainError, Trainer};
+use mantissa_train::{
+    GemmHealth, GemmState, HeldOut, MomentFormat, SampleOptions, StepReport, TrainError, Trainer,
+};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::Checkpoints;
@@ -210,16 +212,26 @@ impl<'a> TrainLoop<'a> {
     fn hint(&self) -> String {
         let run = self.checkpoints.folder.dir().display();
         match self.past.learning.first_lost() {
-            _ if !self.past.learning.is_failing() => {
-                "; fix: --set 'precision.master=\"f32\"', optimizer.moments=f32, or a higher optimizer.lr"
-                    .to_owned()
-            }
+            _ if !self.past.learning.is_failing() => format!("; fix: {}", self.fix_of_updates()),
             _ if examinable(self.settings) => {
                 format!("; fix: mantissa train --autopsy {run} names the cause")
             }
             Some(lost) => format!("; fix: --set 'precision.{}=\"bf16\"'", lost.operand.replace(' ', ".")),
             None => "; fix: --set precision.policy=bf16".to_owned(),
         }
+    }
+
+    /// Names what makes updates change weights that they do not change now: a master copy if they are lost in rounding; f32 moments
+    /// if they are 0, or a higher rate if the moments are in f32 already.
+    fn fix_of_updates(&self) -> String {
+        let (rounded, zero) = self.past.learning.lost_updates();
+        let optimizer = &self.settings.optimizer;
+        let master = (rounded > 0).then(|| "--set 'precision.master=\"f32\"'".to_owned());
+        let update = (zero > 0).then(|| match optimizer.moments() {
+            MomentFormat::F32 => format!("an optimizer.lr above {:?}", optimizer.common.lr),
+            _ => "--set optimizer.moments=f32".to_owned(),
+        });
+        [master, update].into_iter().flatten().collect::<Vec<_>>().join(" and ")
     }
 
     /// Runs a step, unless the last one is pending, and finishes it; returns true if a checkpoint is due. `before` are the

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_num::{Codes, Quantized, ScaleLevel, Scheme, TensorError, check_finite, code_unit};
-use mantissa_options::{Fraction, Named, NamedMut, Number, options};
+use mantissa_options::{Named, NamedMut, Number, options};
 
 use super::{Levels, STEPS, Scales, check_scheme, refuses};
 use crate::error::MethodError;
@@ -40,7 +40,7 @@ options! {
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct SweepOptions {
         /// Damping λ, as a fraction of the mean of the Hessian's diagonal.
-        damp: f64 = GptqOptions::default().damp, Fraction;
+        damp: f64 = GptqOptions::default().damp, Number(1.0);
         /// Share of the input drift that is corrected: 0.0 in GPTQ, 1.0 for the full correction (GPTAQ).
         asymmetric: f32 = 0.0, Number(1.0);
     }

@@ -338,11 +338,11 @@ mod tests {
             ("weights = \"nf4\"\n[autoround]\nrate = 0.1", ["autoround", "none with method \"rtn\""]),
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niterations = 0",
-                ["autoround.iterations", "1 to 1000000"],
+                ["autoround.iterations", "a whole number from 1 to 1000000"],
             ),
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nrate = 2.0",
-                ["autoround.rate", "0.0 to 0.5"],
+                ["autoround.rate", "a number from 0 to 0.5"],
             ),
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1",
@@ -357,7 +357,7 @@ mod tests {
             ),
             (
                 "weights = \"nf4\"\ntransform = \"spin\"\n[spin]\nrate = 2.0",
-                ["spin.rate", "a number from 0.0 to 1.0"],
+                ["spin.rate", "a number from 0 to 1"],
             ),
             ("weights = \"nf4\"\ntransform = \"smooth\"\n[smooth]\nalpha = 2.0", ["smooth.alpha", "search"]),
             (
@@ -370,10 +370,13 @@ mod tests {
             ),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
             ("weights = \"trellis2\"\n[qtip]\ndamp = 0.1", ["qtip", "none with method \"rtn\""]),
-            ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\ndamp = 2.0", ["qtip.damp", "0.0 to 1.0"]),
+            ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\ndamp = 2.0", ["qtip.damp", "0 to 1"]),
             ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\nmetric = \"x\"", ["qtip.metric", "fisher"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
-            ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),
+            (
+                "method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0",
+                ["gptq.block", "a whole number of columns, at least 1"],
+            ),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroups = \"x\"", ["gptq.groups", "static"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroup = 1", ["gptq.group", "\"groups\"?"]),
             (

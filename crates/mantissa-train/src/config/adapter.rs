@@ -1,6 +1,6 @@
 //! `[adapter]`: fine-tuning with adapters over the frozen initial model.
 
-use mantissa_options::{AtLeast, Flag, Note, Text, Texts, Unset, Within, options};
+use mantissa_options::{AtLeast, Count, Flag, Note, Text, Texts, Unset, Within, options};
 
 use crate::lora::{Init, Lora, Tuning};
 use crate::policy::TableFault;
@@ -17,14 +17,14 @@ options! {
     pub struct AdapterConfig {
         /// lora dora qlora
         kind: String, Text, Note::needed("\"lora\"");
-        /// of the update
-        rank: usize = Lora::default().rank, AtLeast(0);
+        /// rank of the update
+        rank: usize = Lora::default().rank, Count(1 << 16);
         /// scale: alpha / rank, or alpha / sqrt(rank) with rslora
         alpha: f64 = Lora::default().alpha, Within::ALL;
         /// true: the scale alpha / sqrt(rank)
         rslora: bool = false, Flag;
         /// share of the adapters' inputs set to 0
-        dropout: f64 = 0.0, Within::ALL, Note::NONE.before("rslora");
+        dropout: f64 = 0.0, Within(0.0, 0.999_999), Note::NONE.before("rslora");
         /// linear layers, by module name or the last parts of it
         targets: Vec<String> = Lora::default().targets, Texts;
         /// other tensors that train whole, such as "*norm" or "lm_head"
@@ -107,6 +107,9 @@ mod tests {
             ("kind = \"lora\"\nbase = \"nf3\"", "base: "),
             ("kind = \"lora\"\nrequantize = \"q9\"", "requantize: "),
             ("kind = \"lora\"\nranks = 4", "ranks"),
+            ("kind = \"lora\"\nrank = 0", "rank: expected a whole number from 1 to 65536, got 0"),
+            ("kind = \"lora\"\nrank = 65537", "rank: expected a whole number from 1 to 65536, got 65537"),
+            ("kind = \"lora\"\ndropout = 1.0", "dropout: expected 0 to 0.999999, got 1"),
         ] {
             let error = parsed(text).unwrap_err();
             assert!(error.contains(part), "{error}");

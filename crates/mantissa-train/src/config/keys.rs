@@ -14,7 +14,7 @@ options! {
     /// Settings of a training run.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RunConfig {
-        /// of all random numbers
+        /// seed of all random numbers
         seed: u64 = 0, AtLeast(0);
         /// folder of the run
         out: String, Text, Note::needed("\"runs/first\"");
@@ -67,7 +67,7 @@ options! {
     /// `[distill]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct Distill {
-        /// its folder or .gguf file; without it model.init, unquantized
+        /// folder or .gguf file of the teacher; without it model.init, unquantized
         teacher: Option<String>, Unset(Text), Note::example("\"large\"");
         /// weight of the divergence; the loss on the text has 1 - weight
         weight: Option<f64>, Unset(Within(0.0, 1.0)), Note::example("1.0");
@@ -95,9 +95,9 @@ options! {
     pub struct Data {
         /// texts, .jsonl files, or token files (.safetensors)
         files: Vec<String>, Texts, Note::needed("[\"text.txt\"]");
-        /// between the documents of a text; without it a text is one document
+        /// separator of the documents of a text; without it a text is one document
         split: Option<String>, Unset(Text), Note::example("\"<|endoftext|>\"");
-        /// of a .jsonl line with the document
+        /// field of a .jsonl line with the document
         field: String = "text".to_owned(), Text;
         /// true: .jsonl files of conversations or prompts, loss on answers only, packed
         chat: bool = false, Flag, Note::LATER;
@@ -120,7 +120,7 @@ options! {
         files: Vec<String>, Texts, Note::NONE.before("share");
         /// steps between two measurements; the last step has one too
         every: u64 = 100, AtLeast(1);
-        /// measured at most, evenly spaced over the held-out text
+        /// batches measured at most, evenly spaced over the held-out text
         batches: usize = 8, AtLeast(1);
         /// the run ends after this number of measurements without a better loss; 0: never
         patience: u64 = 0, AtLeast(0);
@@ -143,13 +143,13 @@ options! {
     /// `[samples]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct Samples {
-        /// continued during training, to read along
+        /// texts continued during training, to read along
         prompts: Vec<String>, Texts;
-        /// steps; the last step has samples too
+        /// steps between two continuations; the last step has samples too
         every: u64 = 100, AtLeast(1);
         /// new tokens of each
         tokens: usize = 32, AtLeast(1);
-        /// 0: greedy
+        /// temperature of the samples; 0: greedy
         temperature: f64 = 0.0, Within(0.0, 100.0);
     }
 }
@@ -165,7 +165,7 @@ options! {
     /// `[schedule]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ScheduleConfig {
-        /// or minutes
+        /// number of steps, or set minutes
         steps: u64 = 0, AtLeast(0), Note::needed("1000").or(&["minutes"]).later();
         /// constant linear cosine wsd (stable is another name)
         kind: String = "cosine".to_owned(), Text;
@@ -173,7 +173,7 @@ options! {
         warmup: u64 = 0, AtLeast(0);
         /// last learning rate as a share of lr
         min_ratio: f64 = 0.1, Within(0.0, 1.0);
-        /// of wsd: steps of the decay
+        /// steps of the decay of wsd
         decay_steps: u64 = 0, AtLeast(0);
         /// wall time over all processes of the run, instead of steps; with wsd
         minutes: f64 = 0.0, Within(0.0, 1e6), Note::example("30.0").later().before("kind");
@@ -186,9 +186,9 @@ options! {
     /// `[checkpoint]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct CheckpointConfig {
-        /// steps; the first is written after step 1
+        /// steps between two checkpoints; the first is written after step 1
         every: u64 = 100, AtLeast(1);
-        /// at least 2, to survive a damaged one
+        /// number of checkpoints; at least 2, to survive a damaged one
         keep: usize = 2, AtLeast(1);
         /// the one with the least validation loss is kept too, and exported
         best: bool = true, Flag, Note::LATER;

@@ -37,9 +37,9 @@ options! {
     pub struct CommonKeys {
         /// peak learning rate
         lr: f64, Within(0.0, 1e6), Note::needed("1e-3");
-        /// decoupled, times the learning rate
+        /// weight decay, decoupled, times the learning rate
         weight_decay: f64 = 0.1, Within(0.0, 1e3);
-        /// also norms, biases, and names such as "*.down_proj.weight"
+        /// groups with decay; also norms, biases, and names such as "*.down_proj.weight"
         decay: Vec<String> = DecayGroups::default().decay, Texts;
         /// exceptions from decay
         no_decay: Vec<String>, Texts;

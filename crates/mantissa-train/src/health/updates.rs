@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{WeightHealth, finite, lock};
 
-/// Share of the updates of a parameter from which on, if they change no weight, they are lost. A learning rate of 1e-6 leaves weights
-/// of a standard deviation of 0.02 in bf16 as they were, but for one in fifty.
+/// Share of unchanged weights at which a parameter's updates count as lost. A learning rate of 1e-6 leaves weights of a standard
+/// deviation of 0.02 in bf16 as they were, but for one in fifty.
 const LOST_UPDATES: f64 = 0.9;
 
 /// Counts over the weights of a parameter in an update, shared by threads.

@@ -37,15 +37,15 @@ options! {
     #[derive(Clone, Debug)]
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
-        /// of adamw: decay of the first moment
+        /// decay of the first moment of adamw
         beta1: f64 = 0.9, Within(0.0, 0.999_999);
-        /// of adamw: decay of the second moment
+        /// decay of the second moment of adamw
         beta2: f64 = 0.95, Within(0.0, 0.999_999_9);
-        /// of adamw: term added to the root
+        /// term of adamw added to the root
         eps: f64 = 1e-8, Within(1e-30, 1.0);
-        /// of other optimizers
+        /// key of other optimizers
         momentum: f64 = 0.9, Only(0.9), Note::RETIRED;
-        /// of other optimizers
+        /// key of other optimizers
         nesterov: bool = false, Only(false), Note::RETIRED;
     }
 }

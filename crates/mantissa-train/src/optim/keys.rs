@@ -75,13 +75,35 @@ impl Accepts<NamedFormat> for Moments {
     }
 }
 
+/// Whole numbers from the first to the second, with or without a decimal point.
+pub(super) struct Whole(pub(super) u32, pub(super) u32);
+
+impl Accepts<f64> for Whole {
+    fn read(&self, value: &Value) -> Option<f64> {
+        let range = f64::from(self.0)..=f64::from(self.1);
+        number(value).filter(|number| number.fract() == 0.0 && range.contains(number))
+    }
+
+    fn print(&self, value: &f64) -> Option<Value> {
+        Some((*value).into())
+    }
+
+    fn allowed(&self) -> String {
+        format!("a whole number from {} to {}", self.0, self.1)
+    }
+}
+
+/// Reads a number with or without a decimal point.
+fn number(value: &Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
+}
+
 /// One value: of keys that earlier versions wrote for every optimizer.
 pub(super) struct Only<T>(pub(super) T);
 
 impl Accepts<f64> for Only<f64> {
     fn read(&self, value: &Value) -> Option<f64> {
-        let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64));
-        number.filter(|number| *number == self.0)
+        number(value).filter(|number| *number == self.0)
     }
 
     fn print(&self, value: &f64) -> Option<Value> {

@@ -20,7 +20,7 @@ use mantissa_kernels::kernels;
 use mantissa_options::{Flag, OneOf, Within, options};
 
 use super::adamw::AdamWMethod;
-use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
+use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind, Whole};
 use super::matrix::{Product, product, shape_of_linear};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
@@ -47,7 +47,7 @@ options! {
         /// Nesterov momentum
         nesterov: bool = true, Flag;
         /// Newton-Schulz iterations
-        iterations: f64 = 5.0, Within(1.0, 20.0);
+        iterations: f64 = 5.0, Whole(1, 20);
         /// factor of an update, by the shape of the weight
         scale: Scale = Scale::Rms, OneOf(&SCALES);
         /// AdamW of other tensors: decay of the first moment

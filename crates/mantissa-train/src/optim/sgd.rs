@@ -32,11 +32,11 @@ options! {
     #[derive(Clone, Debug)]
     struct Keys {
         ..moments: MomentKeys, "Format of the moments.";
-        /// of other optimizers
+        /// key of other optimizers
         beta1: f64 = 0.9, Only(0.9), Note::RETIRED;
-        /// of other optimizers
+        /// key of other optimizers
         beta2: f64 = 0.95, Only(0.95), Note::RETIRED;
-        /// of other optimizers
+        /// key of other optimizers
         eps: f64 = 1e-8, Only(1e-8), Note::RETIRED;
         /// factor of the buffer; 0 keeps none
         momentum: f64 = 0.9, Within(0.0, 0.999_999);

@@ -19,7 +19,7 @@ use mantissa_kernels::{AdamDirection, AdamLength, MatMut, MatRef, for_each, kern
 use mantissa_options::{Within, options};
 
 use super::adamw::AdamWMethod;
-use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind};
+use super::keys::{MomentKeys, NamedFormat, OptimizerKeys, OptimizerKind, Whole};
 use super::matrix::{Product, ROWS, eigenvectors, orthogonal, product, shape_of_linear};
 use super::method::{Layout, State, Step, UpdateRule, UpdateTarget};
 use super::moment_format::MomentFormat;
@@ -45,9 +45,9 @@ options! {
         /// term added to the root
         eps: f64 = 1e-8, Within(1e-30, 1.0);
         /// steps between two refreshes of the bases
-        frequency: f64 = 10.0, Within(1.0, 1e6);
+        frequency: f64 = 10.0, Whole(1, 1_000_000);
         /// longest side of a preconditioner
-        block: f64 = 128.0, Within(8.0, 1024.0);
+        block: f64 = 128.0, Whole(8, 1024);
     }
 }
 

@@ -122,7 +122,7 @@ options! {
         source: Option<OperandSource>, Unset(OneOf(&SOURCES));
         /// factor by which scales exceed the rule's, so that stochastic rounding clips nothing; below 1 with eden only
         headroom: Option<f32>, Unset(Within(0.5, 16.0));
-        /// of fprop; true: values whose magnitude under the scale reaches the largest element get no gradient
+        /// true, of fprop only: values whose magnitude under the scale reaches the largest element get no gradient
         mask: Option<bool>, Unset(Flag);
     }
 }

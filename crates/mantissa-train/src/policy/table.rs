@@ -312,7 +312,10 @@ mod tests {
             ("keep = { last = 2.0 }", "keep.last: expected 0 to 1, got 2"),
             ("head = \"fp8\"", "head: expected f32, bf16, f16, got \"fp8\""),
             ("gradients = \"f16\"", "gradients: expected f32, bf16, got \"f16\""),
-            ("wgrad.hadamard = { signs = \"te\" }", "wgrad.hadamard.order: expected 1 or more, got nothing"),
+            (
+                "wgrad.hadamard = { signs = \"te\" }",
+                "wgrad.hadamard.order: expected a whole number of at least 1, got nothing",
+            ),
         ] {
             assert_eq!(mantissa_options::from_toml::<PolicyTable>(text).unwrap_err(), expected);
         }

@@ -245,7 +245,7 @@ fn options_at_fault_are_named_and_leave_nothing() {
         (&["--target", "wq"], "targets: expected names of this model's linear layers (q_proj, k_proj, "),
         (&["--validation", "0.6"], "--validation: expected a share from 0 to 0.5"),
         (&["--patience", "2", "--validation", "0"], "--patience"),
-        (&["--rank", "0"], "rank: expected 1 to 65536"),
+        (&["--rank", "0"], "adapter.rank: expected a whole number from 1 to 65536, got 0"),
         (&["--adapter", "lora", "--loftq", "1"], "base scheme such as nf4-dq"),
         (&["--adapter", "none", "--merge"], "--merge"),
         (&["--policy", "fp4"], "precision.policy"),

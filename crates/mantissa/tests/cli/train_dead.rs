@@ -178,6 +178,10 @@ fn updates_that_are_lost_in_rounding_are_told() {
         assert_eq!(lines[1]["not_learning"]["without_update"], 29);
         assert!(page(&temp.path().join("runs").join(name)).contains("updates of 29 of 38"));
     }
+    // In f32 nothing is lost in rounding; updates below the last bit of a weight are 0.
+    let (report, said) = done(&config, "c", &["optimizer.lr=1e-30", "schedule.kind=constant"]);
+    assert!(report["outcome"].as_str().unwrap().contains("parameters are all 0 (first: "), "{report}");
+    assert!(said.contains("fix: an optimizer.lr above 1e-30"), "{said}");
     for set in ["precision.master=\"f32\"", "precision.policy=bf16-pure-sr", "optimizer.lr=1e-3"] {
         let (report, said) = done(&config, set.split('=').next().unwrap(), &[&slow[..], &[set]].concat());
         assert_eq!(report["outcome"], "done", "{set}: {report}");
