@@ -57,9 +57,8 @@ pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
         return Err(error.into());
     }
     let opened = ModelFiles::open(path);
-    let explained =
-        |error| no_model(path, error).or_else(|| missing(path, error)).or_else(|| several_gguf(path));
-    if let Some(error) = opened.as_ref().err().and_then(explained) {
+    let reason = |error| no_model(path, error).or_else(|| explained(path, error));
+    if let Some(error) = opened.as_ref().err().and_then(reason) {
         return Err(error.into());
     }
     match interrupted(path).filter(|_| opened.is_err()) {
@@ -76,6 +75,12 @@ fn no_model(path: &Path, error: &Error) -> Option<BadInput> {
     let allowed = "a model folder with safetensors weights, or a GGUF file";
     (file == path && !named)
         .then(|| BadInput::new(path.display().to_string(), "a file that is neither", allowed))
+}
+
+/// Returns an error that says more than `error` of opening `path`: names near to one that is not there, or the GGUF files
+/// of a folder.
+pub(crate) fn explained(path: &Path, error: &Error) -> Option<BadInput> {
+    missing(path, error).or_else(|| several_gguf(path))
 }
 
 /// Returns the error for a path that is not there, with the names near to it.

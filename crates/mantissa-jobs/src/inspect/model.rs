@@ -7,7 +7,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Checkpoint, Error};
 
 use crate::error::Result;
-use crate::model::no_adapter;
+use crate::model::{explained, no_adapter};
 
 /// Checkpoint, read through its format if that is known.
 pub enum Model {
@@ -29,7 +29,7 @@ impl Model {
                 warnings.push(format!("{fault}; tensors are shown as stored"));
                 Ok(Model::Raw(Checkpoint::open(path)?))
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(explained(path, &error).map_or_else(|| error.into(), Into::into)),
         }
     }
 
