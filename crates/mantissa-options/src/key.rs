@@ -13,7 +13,7 @@ pub struct Key {
     pub help: &'static str,
     /// The default, as TOML; empty if there is none.
     pub default: String,
-    /// What the declaration says besides.
+    /// Remarks of the declaration.
     pub note: Note,
     /// Keys of the table, if its value is one.
     pub subkeys: Option<Subkeys>,

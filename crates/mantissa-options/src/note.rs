@@ -1,6 +1,6 @@
 //! Notes on an option: how it is shown and written, and whether it is needed.
 
-/// What a declaration says about an option besides its value.
+/// Remarks of a declaration on an option, beside its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note {
     /// Value that pages show in place of the default, as TOML.

@@ -455,7 +455,7 @@ mod tests {
         }
     }
 
-    /// Of the projections of candidates only those with a role have types of their own: the others have the main one.
+    /// Checks that only projections with a role have types of their own in candidates: the others have the main one.
     #[test]
     fn roles_tell_apart_what_file_types_do() {
         let gguf = || CANDIDATES.iter().filter(|p| p.convention == "gguf");

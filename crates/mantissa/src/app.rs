@@ -100,6 +100,12 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
 
 /// Puts the model given by `-m` or `--model`, the flags of other programs, where a command takes it: before all else.
 fn model_first(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let flag = arguments.iter().take_while(|argument| *argument != "--").position(|argument| {
+        argument
+            .to_str()
+            .is_some_and(|text| ["-m", "--model"].contains(&text) || text.starts_with("--model="))
+    });
+    let Some(flag) = flag else { return arguments };
     let names = command();
     let subcommand = |argument: &OsString| names.find_subcommand(argument);
     let Some(at) = arguments.iter().skip(1).position(|argument| subcommand(argument).is_some()) else {
@@ -107,16 +113,13 @@ fn model_first(mut arguments: Vec<OsString>) -> Vec<OsString> {
     };
     let at = at + 1;
     let takes_model = subcommand(&arguments[at]).is_some_and(|found| {
-        let flag = |own: &clap::Arg| own.get_short() == Some('m') || own.get_long() == Some("model");
+        let own = |arg: &clap::Arg| arg.get_short() == Some('m') || arg.get_long() == Some("model");
         found.get_positionals().next().is_some_and(|first| first.get_id() == "model")
-            && !found.get_arguments().any(flag)
+            && !found.get_arguments().any(own)
     });
-    let flag = arguments.iter().take_while(|argument| *argument != "--").position(|argument| {
-        argument
-            .to_str()
-            .is_some_and(|text| ["-m", "--model"].contains(&text) || text.starts_with("--model="))
-    });
-    let Some(flag) = flag.filter(|flag| takes_model && *flag > at) else { return arguments };
+    if !takes_model || flag <= at {
+        return arguments;
+    }
     let joined = arguments[flag].to_str().and_then(|text| text.strip_prefix("--model=")).map(OsString::from);
     let model = match joined {
         Some(model) => model,

@@ -257,7 +257,7 @@ mod tests {
         assert!((8.0..13.0).contains(&rotated), "{rotated}");
     }
 
-    /// Of values of one sign a symmetric integer uses half of its codes: one bit, 6 dB.
+    /// Checks that a symmetric integer uses half of its codes for values of one sign: one bit, 6 dB.
     #[test]
     fn zero_points_gain_a_bit_where_values_have_one_sign() {
         let gain = positive_sqnr("int8-channel-asym").unwrap() - positive_sqnr("int8-channel").unwrap();

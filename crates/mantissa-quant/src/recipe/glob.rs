@@ -16,7 +16,7 @@ impl Glob {
     /// Makes the pattern of `text`: the name of a module, in which `*` matches any characters.
     ///
     /// # Errors
-    /// What `text` is instead: nothing, or a regular expression.
+    /// The kind of text that is no pattern: nothing, or a regular expression.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         match text {
             "" => Err("nothing"),

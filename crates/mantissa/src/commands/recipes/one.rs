@@ -35,7 +35,7 @@ struct Details {
     kv: Option<String>,
     /// True if a method learns whole decoder layers, which needs a backward pass.
     learns_layers: bool,
-    /// Of a file type: each projection's types in a model of 32 layers whose key heads are shared by four query heads.
+    /// Types of each projection under a file type, in a model of 32 layers whose key heads are shared by four query heads.
     types: Vec<Types>,
     /// Checkpoint formats that hold it, the default first.
     formats: Vec<Held>,
