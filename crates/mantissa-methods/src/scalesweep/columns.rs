@@ -13,6 +13,7 @@
 //! The columns of a block must be consecutive. Blocks are taken by decreasing sum of the diagonal of H, and the
 //! columns of a block by decreasing diagonal. The stored layout is the same as for RTN.
 
+use std::fmt;
 use std::ops::{Range as Span, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,7 +56,6 @@ impl SweepOptions {
 }
 
 /// Way of choosing block scales inside GPTQ.
-#[derive(Debug)]
 pub(crate) struct BlockScaleSearch {
     /// Names in recipes, with GPTQ and with GPTAQ.
     pub(crate) names: [&'static str; 2],
@@ -67,6 +67,13 @@ pub(crate) struct BlockScaleSearch {
     pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
     /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
     pub(crate) solve: fn(&Columns, &WeightTask<'_>) -> Result<Solved, MethodError>,
+}
+
+/// Shows the names, which say all: as that of [`crate::registry::Registered`], without an address.
+impl fmt::Debug for BlockScaleSearch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockScaleSearch").field("names", &self.names).finish_non_exhaustive()
+    }
 }
 
 /// Sweep of all scales that can be best, for each block when it is quantized.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mantissa_num::round::random_u32;
 use tempfile::TempDir;
 
-use crate::support::{command, fail, json, mantissa, stderr, succeed, text};
+use crate::support::{command, fail, json, mantissa, stderr, succeed, text, whole};
 
 /// Model of 4.2 million parameters, whose quantization takes a few tenths of a second.
 fn model(dir: &Path) -> PathBuf {
@@ -446,6 +446,7 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
     fs::write(&learned, table).unwrap();
     let dir = temp.path().join("outputs");
     fs::create_dir(&dir).unwrap();
+    let most = if whole() { 10 } else { 4 };
     for (seed, recipe) in
         ["gptq-int4-g32", "awq-int4-g32-asym", text(&learned), "rotate-gptq-int4-g32"].into_iter().enumerate()
     {
@@ -463,7 +464,7 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
         let whole = begin.elapsed();
         let (mut kills, mut left) = (0, 0);
         for trial in 0..1000 {
-            if kills == 10 {
+            if kills == most {
                 break;
             }
             let mut child = start(&arguments(&out));
@@ -478,7 +479,7 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
             assert!(!out.exists() || files(&out) == files(&expected), "{recipe}: whole, or none");
             left += usize::from(units_done(&dir) > 0);
         }
-        assert!(kills == 10 && left >= 3, "{recipe}: {kills} kills, of which {left} left something");
+        assert!(kills == most && left >= most / 4, "{recipe}: {kills} kills, of which {left} left something");
         let report = json(&arguments(&out));
         assert_eq!(report["verification"]["ok"], true, "{recipe}");
         assert!(files(&out) == files(&expected), "{recipe}");
@@ -510,4 +511,30 @@ fn an_interrupted_fit_names_what_it_keeps() {
     succeed(&fit);
     assert!(out.exists());
     assert_eq!(strays(temp.path()), [""; 0]);
+}
+
+/// Whatever a recipe names, another process finds the key of the killed job again: nothing is left beside the output.
+#[test]
+fn a_killed_job_with_methods_by_layer_or_with_searched_scales_is_taken_over() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let at = |name: &str| temp.path().join(name);
+    let windows: Vec<Vec<u32>> = (0..4).map(|i| (0..32).map(|j| (i * 7 + j * 13) % 256).collect()).collect();
+    fs::write(at("t.json"), format!("{windows:?}")).unwrap();
+    let mixed = at("mixed.toml");
+    let layers = "[[layers]]\nmodules = [\"*.down_proj\"]\nmethod = \"rtn-mse\"\nweights = \"int8-g32\"\n";
+    fs::write(&mixed, format!("method = \"gptq\"\nweights = \"int4-g32\"\n\n{layers}")).unwrap();
+    for recipe in [text(&mixed), "scalesweep-gptaq-nvfp4", "rotate-gptq-int4-g32"] {
+        let (out, tokens) = (at("out"), at("t.json"));
+        let job = ["quantize", text(&model), "--recipe", recipe, "--calibration-tokens", text(&tokens)];
+        let job = [&job[..], &["--out", text(&out), "--verify=false", "--quiet"]].concat();
+        let mut child = start(&job);
+        assert!(wait_until(&mut child, || units_done(temp.path()) > 0), "{recipe}: it was too quick");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!strays(temp.path()).is_empty(), "{recipe}: the work folder");
+        succeed(&job);
+        assert_eq!(strays(temp.path()), [""; 0], "{recipe}");
+        fs::remove_dir_all(&out).unwrap();
+    }
 }
