@@ -9,7 +9,7 @@ use mantissa_num::pack::Packing;
 use mantissa_plan::contract::{Observation, Observed};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Model, stored_name, to_gguf_order, to_hf_order};
-use mantissa_store::end_tokens::{EndToken, EndTokens, named};
+use mantissa_store::end_tokens::{EndToken, EndTokens, GGUF_KEYS, default_of, named};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Shown, TensorMeta};
 use serde_json::Value;
@@ -316,6 +316,15 @@ impl Looking<'_> {
         if let Some((id, text)) = named(tokens).find(|(id, _)| !ids.contains(id)) {
             let found = format!("{} is a plain token of id {id}: llama.cpp ends there", Shown(text));
             self.see(Observed::EndOfName, "tokenizer.ggml.token_type", found);
+        }
+        self.examined.push(Observed::EndByDefault);
+        let key = GGUF_KEYS[0];
+        let kind = model.metadata().get("tokenizer.ggml.model").and_then(|value| value.as_str());
+        let default = kind.filter(|_| model.metadata().get(key).is_none()).and_then(default_of);
+        if let Some(id) = default.filter(|id| !ids.contains(id)) {
+            let text = texts.and_then(|texts| texts.get(id as usize)?.as_str()).unwrap_or_default();
+            let found = format!("no such key, and the default, {id}, is {} of no control type", Shown(text));
+            self.see(Observed::EndByDefault, key, found);
         }
     }
 

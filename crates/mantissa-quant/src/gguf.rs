@@ -22,11 +22,11 @@ use mantissa_model::config::Recurrent;
 use mantissa_model::graph::SideKind;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
-use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{self, Architecture, block_type};
 use mantissa_store::end_tokens::{self, EndTokens};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value, ValueType};
+use mantissa_store::{Error, Shown};
 
 use crate::error::Result;
 use crate::plan::{Cast, Layout, Options, PlannedLinear, WeightJob};
@@ -258,7 +258,15 @@ impl Layout {
         let name = |id: u32| texts.get(id as usize).and_then(Value::as_str).map(str::to_owned);
         let of_tokenizer = value(end_tokens::GGUF_KEYS[0]).and_then(Value::as_u64);
         let first = of_tokenizer.and_then(|id| u32::try_from(id).ok());
-        let (keys, lost) = EndTokens::gguf_keys(ids, first, name);
+        let (keys, lost) = EndTokens::gguf_keys(ids, first, &name);
+        let kind = value("tokenizer.ggml.model").and_then(Value::as_str).unwrap_or_default();
+        if let (true, None, Some(id)) = (keys.is_empty(), of_tokenizer, end_tokens::default_of(kind)) {
+            let text = name(id).unwrap_or_default();
+            self.notes.push(format!(
+                "the model states no end token: llama.cpp then ends at its default, token {id}, \"{}\"",
+                Shown(&text)
+            ));
+        }
         for (key, id) in keys {
             match self.metadata.iter_mut().find(|(name, _)| name == key) {
                 Some((_, value)) => *value = Value::U32(id),

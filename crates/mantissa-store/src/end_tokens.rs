@@ -96,6 +96,12 @@ pub struct EndToken {
     pub sources: Vec<Source>,
 }
 
+/// Returns the id at which llama.cpp ends if a file with a tokenizer of `kind` states none, be it a plain token or not; `None`
+/// if it then ends nowhere.
+pub fn default_of(kind: &str) -> Option<u32> {
+    DEFAULTS.iter().find(|(of, _)| *of == kind).map(|(_, id)| *id)
+}
+
 /// End tokens of a model, in the order in which they are first stated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndTokens {
@@ -142,9 +148,9 @@ impl EndTokens {
         let type_of = |id: u32| types.and_then(|types| types.get(id as usize)?.as_u64());
         if metadata.get(GGUF_KEYS[0]).is_none() {
             let kind = metadata.text("tokenizer.ggml.model")?;
-            let default = DEFAULTS.iter().find(|(of, id)| Some(*of) == kind && type_of(*id) == Some(CONTROL));
+            let default = kind.and_then(default_of).filter(|id| type_of(*id) == Some(CONTROL));
             let place = Source::Field("tokenizer.ggml.model: the default".into());
-            tokens.add(&place, default.map(|(_, id)| *id));
+            tokens.add(&place, default);
         }
         // A file without types does not say which tokens are plain text.
         let is_special = |id: u32| types.is_none() || type_of(id).is_some_and(|ty| SPECIAL.contains(&ty));

@@ -259,6 +259,8 @@ pub enum Observed {
     EndBeyondFiles,
     /// GGUF token that is named like an end token and of type normal.
     EndOfName,
+    /// GGUF file that states no end token, where llama.cpp's default is a plain one.
+    EndByDefault,
     /// Tokens that have no row in the embedding.
     TokenWithoutRow,
     /// Quantized KV cache without scales in the checkpoint.

@@ -119,3 +119,47 @@ fn a_name_of_an_end_token_of_another_type_is_found() {
     };
     assert_eq!((found(&plain), found(&named)), (0, 1));
 }
+
+/// Without a stated end llama.cpp takes token 2 or 11, whatever it is: what writes such a file says so, and so does the lint.
+#[test]
+fn a_model_without_an_end_token_is_told() {
+    let temp = TempDir::new().unwrap();
+    let [made, bare, folder, out] =
+        ["made.gguf", "bare.gguf", "folder", "out.gguf"].map(|n| temp.path().join(n));
+    let source = tiny("llama2-gqa-tied");
+    succeed(&["quantize", text(&source), "--recipe", "rtn-f16", "--out", text(&made), "--quiet"]);
+    changed(&made, &bare, |metadata| {
+        metadata.retain(|(key, _)| key != "tokenizer.ggml.eos_token_id");
+        for (key, value) in metadata {
+            if let (Value::Array(_, values), true) = (value, key == "tokenizer.ggml.token_type") {
+                values[2] = Value::I32(1);
+            }
+        }
+    });
+    let found = |file: &Path| {
+        let output = mantissa(&["lint", text(file), "--for", "llama.cpp", "--json"]);
+        String::from_utf8_lossy(&output.stdout).matches("\"gguf-default-end\"").count()
+    };
+    assert_eq!((found(&made), found(&bare)), (0, 1));
+    std::fs::create_dir(&folder).unwrap();
+    for entry in std::fs::read_dir(&source).unwrap() {
+        let from = entry.unwrap().path();
+        let name = from.file_name().unwrap().to_str().unwrap().to_owned();
+        let bytes = std::fs::read(&from).unwrap();
+        if name.ends_with(".json") {
+            // No place states an end, and no name tells of one.
+            let text = String::from_utf8(bytes).unwrap();
+            let text = text.replace("\"eos_token", "\"other_token").replace("</s>", "<sss>");
+            std::fs::write(folder.join(&name), text).unwrap();
+        } else {
+            std::fs::write(folder.join(&name), bytes).unwrap();
+        }
+    }
+    let noted = |source: &Path| {
+        let out = [text(&out), "--overwrite", "--json"];
+        let report =
+            succeed(&[&["quantize", text(source), "--recipe", "rtn-f16", "--out"][..], &out].concat());
+        report.matches("the model states no end token: llama.cpp then ends at its default, token 11").count()
+    };
+    assert_eq!((noted(&source), noted(&folder)), (0, 1));
+}

@@ -128,6 +128,15 @@ const RULES: &[Rule] = &[
         fix: "set the token's tokenizer.ggml.token_type to 3 (control), or convert the source again",
     },
     Rule {
+        id: "gguf-default-end",
+        conventions: &["gguf"],
+        severity: Warning,
+        requires: "tokenizer.ggml.eos_token_id: without it llama.cpp ends at token 2 (kind llama) or 11 (gpt2), even if that is plain text",
+        check: Check::Seen(Observed::EndByDefault),
+        source: GGUF_VOCAB,
+        fix: "write the key with the id of the token that ends a text",
+    },
+    Rule {
         id: "gguf-vocabulary",
         conventions: &["gguf"],
         severity: Refused,
