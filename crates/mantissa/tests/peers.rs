@@ -2,10 +2,15 @@
 //! next to the checkout; prints a note without it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "cli/support.rs"]
+#[allow(dead_code)]
+mod support;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use support::sampled;
 use tempfile::TempDir;
 
 fn shared(path: &str) -> Option<PathBuf> {
@@ -192,7 +197,7 @@ fn checkpoints_of_other_tools_meet_their_figures() {
         let bound =
             if inexact("activation_quantization") || inexact("kv_quantization") { 1e-2 } else { 1e-3 };
         let own = OF_THE_FILE.iter().find(|(known, _)| *known == name).map(|(_, figures)| figures);
-        for (i, key) in TEXTS.into_iter().enumerate() {
+        for (i, key) in sampled(TEXTS.into_iter().enumerate(), TEXTS.len()) {
             let windows = tokens("babyllama-105-tokens.json", key).unwrap();
             let found = figure(&eval(&artifacts.join(name), &windows), "ppl");
             let ppl = own.map_or_else(|| row[key]["ppl"].as_f64().unwrap(), |figures| figures[i]);

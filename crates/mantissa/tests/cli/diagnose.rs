@@ -129,6 +129,9 @@ fn firing(model: &Path, (layer, c, j): (usize, usize, usize), marked: impl Fn(us
 /// A channel of a norm times 64, and the columns that read it divided by 64: the same function, with an outlier.
 #[test]
 fn an_outlier_channel_is_found_and_rotated_away() {
+    if left_to_nightly() {
+        return;
+    }
     let temp = TempDir::new().unwrap();
     let model = demo(temp.path());
     rewrite(&model.join("model.safetensors"), |name, bytes| {
@@ -150,6 +153,9 @@ fn an_outlier_channel_is_found_and_rotated_away() {
 /// A neuron that fires at BOS alone.
 #[test]
 fn a_spiking_bos_is_found_and_contained() {
+    if left_to_nightly() {
+        return;
+    }
     let temp = TempDir::new().unwrap();
     let model = demo(temp.path());
     firing(&model, (1, 7, 11), |token| token == 0);
@@ -466,6 +472,9 @@ fn a_cache_with_too_few_bits_is_found() {
 /// A bound that quantized inputs break, and weights alone keep.
 #[test]
 fn the_step_that_keeps_a_bound_is_found() {
+    if left_to_nightly() {
+        return;
+    }
     let temp = TempDir::new().unwrap();
     let out = quantized(temp.path(), &["--recipe", "rtn-int8-channel+int4-token"]);
     let arguments = [&few_stories()[..], &["--reference", "demo", "--max-kl", "0.01"]].concat();
@@ -506,7 +515,7 @@ fn few_stories() -> Vec<&'static str> {
 fn sound_quantizations_have_no_finding() {
     let recipes =
         ["rtn-int4-g32", "w8a8", "fp8-dynamic", "nvfp4", "mxfp4", "nf4", "rotate-w8a8", "rtn-int3-g32"];
-    for recipe in sampled(recipes, 4) {
+    for recipe in sampled(recipes, 8) {
         let temp = TempDir::new().unwrap();
         let out = quantized(temp.path(), &["--recipe", recipe]);
         sound(text(&out), &[&few_stories()[..], &["--reference", "demo"]].concat());
@@ -528,7 +537,7 @@ fn no_test_model_is_accused() {
     assert!(report["layers"].as_array().unwrap().len() == 5, "{report}");
     let temp = TempDir::new().unwrap();
     let tokens = random_tokens(temp.path());
-    for variant in sampled(tiny_models(), 5) {
+    for variant in sampled(tiny_models(), 12) {
         sound(text(&variant), &["--tokens", &tokens]);
     }
     let Some(models) = shared("models") else { return };

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::lint::{rewrite, synthetic_of};
 use crate::support::{
-    fail, mantissa, root, sampled, shared, stderr, strict_json, succeed, text, tiny_models,
+    fail, left_to_nightly, mantissa, root, sampled, shared, stderr, strict_json, succeed, text, tiny_models,
 };
 
 /// Runs `doctor`; returns the exit code and the report.
@@ -331,7 +331,9 @@ fn a_text_reveals_the_fault_of_a_trained_model() {
         assert!(tried["ppl"].as_f64().unwrap() < 0.5 * base, "{report}");
     };
     whole("rtn-int4-g32", "weight_packed", &nibbles, "nibbles swapped");
-    whole("rtn-int4-g32-asym", "weight_zero_point", &one_less, "zero points + 1");
+    if !left_to_nightly() {
+        whole("rtn-int4-g32-asym", "weight_zero_point", &one_less, "zero points + 1");
+    }
 }
 
 /// Scales written group by group.
@@ -399,6 +401,9 @@ fn a_text_reveals_a_field_of_the_config() {
 /// Faults of one layer that cost the loss next to nothing: the signs of gate and up, and the mean of the weights.
 #[test]
 fn weights_reveal_faults_that_cost_little() {
+    if left_to_nightly() {
+        return;
+    }
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");
     quantize("demo", "rtn-int4-g32-asym", &out);
@@ -465,10 +470,10 @@ fn no_model_beside_the_checkout_is_accused() {
     let temp = TempDir::new().unwrap();
     let tokens = temp.path().join("tokens.json");
     fs::write(&tokens, serde_json::json!(windows).to_string()).unwrap();
-    for model in sampled(folders(&models), 4) {
+    for model in sampled(folders(&models), 6) {
         never_accused(text(&model), &a_text());
     }
-    for artifact in sampled(folders(&artifacts), 4) {
+    for artifact in sampled(folders(&artifacts), 9) {
         let report = never_accused(text(&artifact), &["--reference", text(&reference)]);
         assert_eq!(report["verdict"], "sound", "{}", artifact.display());
         let report = never_accused(text(&artifact), &["--tokens", text(&tokens)]);

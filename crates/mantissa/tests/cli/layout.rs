@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::{command, root, stderr};
+use crate::support::{command, left_to_nightly, root, stderr};
 
 /// Returns what the binary prints in `dir` in a terminal of this width.
 fn printed(dir: &Path, columns: usize, line: &str) -> String {
@@ -41,6 +41,12 @@ fn every_table_fits_eighty_columns() {
         "recipes",
         "schemes",
     ] {
+        // What measures the whole demo takes longest.
+        if line.starts_with("demo ") || line.starts_with("fit ") {
+            if left_to_nightly() {
+                continue;
+            }
+        }
         let text = printed(dir.path(), 80, line);
         for row in text.lines() {
             assert!(row.chars().count() <= 80, "{line}: {} columns: {row}", row.chars().count());
@@ -71,6 +77,9 @@ fn the_summary_comes_first_and_then_the_ten_worst_layers() {
 
 #[test]
 fn the_least_important_columns_go_first() {
+    if left_to_nightly() {
+        return;
+    }
     let dir = folder();
     let demo = "demo --recipe rtn-q4_0";
     let heading = |columns| printed(dir.path(), columns, demo).lines().next().unwrap().to_owned();

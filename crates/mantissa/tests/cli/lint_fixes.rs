@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
-use crate::support::{mantissa, stderr, strict_json, succeed, text};
+use crate::support::{mantissa, sampled, stderr, strict_json, succeed, text, whole};
 
 /// Recipes of artifacts, with a format if it is not the recipe's own.
 const ARTIFACTS: [(&str, &str); 12] = [
@@ -71,7 +71,7 @@ fn fixes_of_artifacts_are_commands_that_work() {
     let temp = TempDir::new().unwrap();
     let model = synthetic_of(temp.path(), "bf16");
     let (mut ran, mut again) = (0, std::collections::BTreeSet::new());
-    for (i, (recipe, format)) in ARTIFACTS.into_iter().enumerate() {
+    for (i, (recipe, format)) in sampled(ARTIFACTS.into_iter().enumerate(), 4) {
         let out = quantized(temp.path(), &model, i, recipe, format);
         for engine in ENGINES {
             for source in [None, Some(&model)] {
@@ -117,7 +117,8 @@ fn fixes_of_artifacts_are_commands_that_work() {
             }
         }
     }
-    assert!(ran > 50 && again.len() > 5, "{ran} {again:?}");
+    assert!(!whole() || ran > 50 && again.len() > 5, "{ran} {again:?}");
+    assert!(ran > 5 && !again.is_empty(), "{ran} {again:?}");
     // The synthetic model has no tokenizer to calibrate with.
     for target in again {
         let words: Vec<_> = target.split(' ').collect();

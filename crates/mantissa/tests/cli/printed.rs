@@ -153,7 +153,7 @@ fn commands_of_explain_run() {
     commands.insert(measured(&succeed(&["explain", "0.1"])));
     commands.insert(measured(&succeed(&["explain", "0.1", "--as", "nvfp4"])));
     assert!(commands.len() >= 25, "{commands:?}");
-    place.run_all(sampled(commands, 3));
+    place.run_all(sampled(commands, 7));
 }
 
 /// Command after `measure it:`, whose line may be wrapped.

@@ -86,7 +86,7 @@ fn matrix(names: &[&str]) {
         &["quantize", m, "--recipe", "rtn-int8-channel", "--out", text(&out), "--overwrite"],
         &["convert", m, "--format", "gguf", "--out", text(&gguf), "--overwrite"],
     ];
-    for name in sampled(names, 2) {
+    for name in sampled(names, 4) {
         let path = source.join(name);
         let before = fs::read(&path).ok();
         for (kind, make) in ODD {

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
 use crate::main_job::{tiny, windows};
-use crate::support::{fail, json, mantissa, stderr, succeed, text};
+use crate::support::{fail, json, left_to_nightly, mantissa, stderr, succeed, text};
 
 #[test]
 fn options_that_token_windows_ignore_are_named() {
@@ -129,6 +129,9 @@ fn what_cannot_be_fine_tuned_is_converted_by_the_fix() {
 /// The reader follows the data, so the text shows no fault; the label misleads other readers.
 #[test]
 fn doctor_reports_a_wrong_checkpoint_format() {
+    if left_to_nightly() {
+        return;
+    }
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("g");
     succeed(&[

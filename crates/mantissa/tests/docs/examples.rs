@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use crate::markdown::{Block, Page};
+use crate::support::{sampled, whole};
 use crate::{guide, root, shown};
 
 /// Result of a page's commands.
@@ -26,7 +27,8 @@ struct Outcome {
 
 #[test]
 fn every_command_of_readme_and_guide_runs() {
-    let pages = Mutex::new(guide());
+    // README is the first page.
+    let pages = Mutex::new(sampled(guide(), 4).collect::<Vec<_>>());
     let total = Mutex::new(Outcome::default());
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
@@ -45,7 +47,7 @@ fn every_command_of_readme_and_guide_runs() {
     let total = total.into_inner().unwrap();
     println!("{} commands run, {} skipped", total.ran, total.skipped);
     assert!(total.failures.is_empty(), "{}", total.failures.join("\n"));
-    assert!(total.ran >= 60, "only {} commands were found", total.ran);
+    assert!(total.ran >= if whole() { 60 } else { 15 }, "only {} commands were found", total.ran);
     assert!(total.skipped <= 5, "{} blocks are skipped", total.skipped);
 }
 

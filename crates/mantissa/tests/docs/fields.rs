@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{output_in, root, strict_json};
+use crate::support::strict_json;
+use crate::{output_in, root};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
 const REPORTS: [(&[&str], &str); 27] = [

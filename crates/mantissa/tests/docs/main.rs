@@ -10,8 +10,9 @@ mod figures;
 mod generated;
 mod links;
 mod markdown;
-#[path = "../cli/strict_json.rs"]
-mod strict_json;
+#[path = "../cli/support.rs"]
+#[allow(dead_code)]
+mod support;
 mod tables;
 
 use std::ffi::OsStr;
