@@ -288,6 +288,9 @@ fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Arc<dyn Met
 /// Lists the recipes nearest to `text`, whose `part` names no method: aliases, file types, and the same scheme under other
 /// methods.
 fn nearest_names(text: &str, part: &str) -> String {
+    if let Some(missing) = missing_parts(part) {
+        return missing;
+    }
     let scheme = part.split_once('-').map_or(part, |(_, scheme)| scheme);
     let schemes = [part, scheme].into_iter().find(|scheme| parse_weight(scheme).is_ok());
     let composed: Vec<String> = schemes.map_or_else(Vec::new, |scheme| {
@@ -301,6 +304,30 @@ fn nearest_names(text: &str, part: &str) -> String {
         true => nearest_list(text, names),
         false => nearest_list(text, composed.iter().map(String::as_str)),
     }
+}
+
+/// Says what is missing in `part`: the blocks of a number format ("int5"), or the order of method and scheme ("mxfp4-gptq");
+/// `None` if nothing is known.
+fn missing_parts(part: &str) -> Option<String> {
+    let reads = |scheme: &str| parse_weight(scheme).is_ok();
+    let reversed = METHODS.iter().find_map(|row| {
+        let scheme = part.strip_suffix(row.name)?.strip_suffix('-')?;
+        let scheme =
+            [scheme.to_owned(), format!("{scheme}-g128")].into_iter().find(|scheme| reads(scheme))?;
+        Some(format!("the method before the scheme, \"{}-{scheme}\"", row.name))
+    });
+    if reversed.is_some() || reads(part) {
+        return reversed;
+    }
+    let blocks = ["g128", "g32", "channel"].map(|blocks| format!("{part}-{blocks}"));
+    let [group, _, channel] = &blocks;
+    blocks.iter().all(|scheme| reads(scheme)).then(|| {
+        format!(
+            "a method and the weights that share a scale, such as \"{}-{group}\", \"gptq-{group}\" or \"{}-{channel}\"",
+            rtn::NAME,
+            rtn::NAME
+        )
+    })
 }
 
 fn scheme(
@@ -334,6 +361,31 @@ mod tests {
             (name == option).then(|| value.to_owned())
         });
         found.unwrap()
+    }
+
+    #[test]
+    fn errors_say_which_part_is_missing() {
+        let said = |text: &str| parse(text).unwrap_err().to_string();
+        for bits in [2, 5, 6, 7] {
+            let name = format!("int{bits}");
+            let error = said(&name);
+            assert!(
+                error.contains(&format!("\"rtn-{name}-g128\"")) && error.contains("share a scale"),
+                "{error}"
+            );
+            assert!(
+                parse(&format!("rtn-{name}-g128")).is_ok() && parse(&format!("rtn-{name}-channel")).is_ok()
+            );
+        }
+        for (typed, meant) in
+            [("nvfp4-gptq", "gptq-nvfp4"), ("int5-g64-hqq", "hqq-int5-g64"), ("int3-gptq", "gptq-int3-g128")]
+        {
+            let error = said(typed);
+            assert!(error.contains(&format!("\"{meant}\"")), "{error}");
+            assert!(parse(meant).is_ok(), "{meant}");
+        }
+        // A scheme with its blocks lacks only its method.
+        assert!(said("int7-g32").contains("rtn-int7-g32"));
     }
 
     #[test]
