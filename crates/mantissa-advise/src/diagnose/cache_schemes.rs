@@ -108,7 +108,7 @@ impl Examination for Schemes {
             Finding {
                 examination: self.name(),
                 place: Location { part: format!("KV cache in {}", scheme.kv), ..Location::default() },
-                found: format!("KL {:.4} ± {:.4} nats/token against f32{retrieval}", scheme.kl, scheme.kl_se),
+                found: format!("KL {} against f32{retrieval}", of.shown(scheme.kl, scheme.kl_se)),
                 figures: [
                     ("kl", scheme.kl),
                     ("kl_se", scheme.kl_se),

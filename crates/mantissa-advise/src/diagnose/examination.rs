@@ -1,6 +1,7 @@
 //! Examinations of a model, and what they read.
 
 use mantissa_eval::Sequence;
+use mantissa_eval::stats::with_error;
 use mantissa_model::ModelConfig;
 
 use super::activations::ActivationStats;
@@ -56,6 +57,11 @@ pub struct Examined<'a> {
 }
 
 impl Examined<'_> {
+    /// Formats a mean KL over the windows with its standard error, if it has one.
+    pub(super) fn shown(&self, kl: f64, se: f64) -> String {
+        with_error(&format!("{kl:.4}"), &format!("{se:.4}"), "nats/token", self.windows.len())
+    }
+
     /// Returns the token at `position` of `window`.
     pub(super) fn token(&self, window: usize, position: usize) -> Option<TokenAt> {
         let id = *self.windows.get(window)?.tokens.get(position)?;

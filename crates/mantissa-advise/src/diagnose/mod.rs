@@ -90,6 +90,8 @@ pub struct Skipped {
 pub struct Report {
     /// Tokens of the text that ran.
     pub tokens: usize,
+    /// Windows of the text that ran; one has no standard error.
+    pub windows: usize,
     /// Findings.
     pub findings: Vec<Finding>,
     /// Examinations that ran.
@@ -157,7 +159,8 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
             activations::collect(request, &examined.config, &examined.windows, Some(calibrated), &|_| {})?;
         examined.seen = again;
     }
-    let mut report = Report { tokens: examined.seen.tokens, ..Report::default() };
+    let (tokens, windows) = (examined.seen.tokens, examined.windows.len());
+    let mut report = Report { tokens, windows, ..Report::default() };
     for (i, examination) in EXAMINATIONS.iter().enumerate() {
         let name = examination.name();
         match examination.lacks(&examined) {

@@ -29,7 +29,7 @@ impl Examination for Damaged {
         };
         let names = &of.request.names;
         let by = match better.gain {
-            Some(gain) => format!("the loss falls by {:.3} ± {:.3} nats/token", -gain.delta, gain.se),
+            Some(gain) => format!("the loss falls by {}", of.trials.shown(-gain.delta, gain.se)),
             None => format!("the loss becomes finite, {:.3} nats/token", better.nll),
         };
         let mut figures = std::collections::BTreeMap::from([("nll_without", better.nll)]);

@@ -43,8 +43,9 @@ impl Examination for Base {
             examination: self.name(),
             place: Location { part: "config.json: rope_theta".to_owned(), ..Location::default() },
             found: format!(
-                "{} in the config; with {base} the loss falls by {:.3} ± {se:.3} nats/token",
-                of.config.rope.theta, -delta
+                "{} in the config; with {base} the loss falls by {}",
+                of.config.rope.theta,
+                of.trials.shown(-delta, se)
             ),
             figures: [
                 ("theta", of.config.rope.theta),

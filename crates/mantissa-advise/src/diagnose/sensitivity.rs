@@ -90,8 +90,8 @@ impl Examination for Sensitivity {
             examination: self.name(),
             place: Location { layer: Some(most.layer), part: most.part.to_owned(), ..Location::default() },
             found: format!(
-                "quantized alone it costs KL {:.4} ± {:.4} nats/token, the median part {median:.4}, all parts {all:.4}",
-                most.kl, most.kl_se
+                "quantized alone it costs KL {}, the median part {median:.4}, all parts {all:.4}",
+                of.shown(most.kl, most.kl_se)
             ),
             figures: [("kl", most.kl), ("kl_se", most.kl_se), ("kl_median", median), ("kl_sum", all)].into(),
             remedy: "give this part more bits; fit chooses them by measured KL".to_owned(),

@@ -1,6 +1,7 @@
 //! Changes that are tried on the whole model and judged by the loss on the text, as in [`crate::doctor`].
 
 use mantissa_eval::Sequence;
+use mantissa_eval::stats::with_error;
 use mantissa_model::{Half, Layer, LinearKind, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 
@@ -40,6 +41,11 @@ pub(super) struct Better {
 }
 
 impl Trials {
+    /// Formats a mean change of the loss over the windows with its standard error, if it has one.
+    pub(super) fn shown(&self, delta: f64, se: f64) -> String {
+        with_error(&format!("{delta:.3}"), &format!("{se:.3}"), "nats/token", self.windows.len())
+    }
+
     /// Runs the unchanged model on the first tokens of `windows`.
     ///
     /// # Errors
