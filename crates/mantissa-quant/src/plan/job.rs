@@ -94,7 +94,7 @@ impl WeightJob {
     /// Returns the name of the method in reports of layers, such as `gptq`; `repacked` if codes are kept.
     pub fn method(&self) -> &'static str {
         match self {
-            WeightJob::Quantize(recipe) => block_method(recipe).unwrap_or(recipe.method.name()),
+            WeightJob::Quantize(recipe) => block_method(recipe).unwrap_or(recipe.method.recipe_name()),
             WeightJob::Convert { .. } => "repacked",
             WeightJob::Requantize { .. } => crate::rtn::NAME,
         }

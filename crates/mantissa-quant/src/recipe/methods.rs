@@ -62,7 +62,7 @@ impl Recipe {
             self.transform.as_ref().map_or(String::new(), |transform| format!("{}-", transform.name()));
         let tuning = self.tuning.map_or(String::new(), |_| format!("+{}", e2e::NAME));
         if !self.mixes_methods() {
-            return transform + self.method.name() + &tuning;
+            return transform + self.method.recipe_name() + &tuning;
         }
         let mut names: Vec<&str> = Vec::new();
         for name in self.methods().map(Method::recipe_name) {

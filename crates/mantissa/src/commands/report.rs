@@ -170,6 +170,7 @@ fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Pa
         source: origin::source(&args.run, quality, args.reference.as_ref()),
         reference: origin::reference(quality, args.reference.as_ref()),
         launch: launch::Launch::of(&args.run, context),
+        written: origin::written(&args.run),
         files: origin::files(&args.run, quality),
         texts,
     };

@@ -1,10 +1,11 @@
 //! Building blocks of HTML reports: one file without scripts or network access, readable in light and dark
 //! mode and on a phone. [`Page`] holds [`Html`]; [`table`] renders a [`Table`], [`LineChart`], [`Scatter`],
-//! [`Heat`] and [`gauge()`] draw numbers.
+//! [`Heat`], [`bars()`] and [`gauge()`] draw numbers.
 //!
 //! Text enters the markup in one place, [`Html::text`], which escapes it.
 
 mod axis;
+mod bars;
 mod gauge;
 mod heat;
 mod line;
@@ -13,11 +14,12 @@ mod page;
 mod scatter;
 
 pub use axis::Axis;
+pub use bars::{Bar, bars};
 pub use gauge::{Reading, gauge};
 pub use heat::{Cell, Heat};
 pub use line::{LineChart, Series};
 pub use page::Page;
-pub use scatter::{Point, Scatter};
+pub use scatter::{Point, Scatter, Style};
 
 use mantissa_eval::verdict::Verdict;
 use mantissa_store::shown::misleads;

@@ -22,6 +22,15 @@ pub struct Point {
     pub group: usize,
 }
 
+/// Look of a group's points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// Index of the shape: circle, square, triangle, diamond …
+    pub shape: usize,
+    /// Index of the color: blue, orange, green …
+    pub colour: usize,
+}
+
 /// Scatter chart; less is better on both axes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scatter<'a> {
@@ -33,6 +42,10 @@ pub struct Scatter<'a> {
     pub y: Axis,
     /// Group names; the legend lists those with points.
     pub groups: &'a [&'a str],
+    /// Looks of the groups; a group beyond them has the shape and color of its index.
+    pub styles: &'a [Style],
+    /// Group whose points are named in the drawing, on the front or not.
+    pub named: Option<usize>,
     /// Points to draw.
     pub points: Vec<Point>,
 }
@@ -55,7 +68,10 @@ impl Scatter<'_> {
         let front = front(&placed);
         let mut inner = frame.draw();
         inner.push(Html::element("path", &[("class", "front"), ("d", &stairs(&placed, &front))], []));
-        inner.push(labels(&placed, &front));
+        let others =
+            (0..placed.len()).filter(|i| Some(placed[*i].0.group) == self.named && !front.contains(i));
+        let labelled: Vec<usize> = others.chain(front.iter().copied()).collect();
+        inner.push(labels(&placed, &labelled));
         for (point, at) in &placed {
             inner.push(self.drawn(point, *at));
         }
@@ -73,8 +89,13 @@ impl Scatter<'_> {
         let tip = [axis::text((left, top), "tip", &name), axis::text((left, top + LETTER.1), "tip", &values)];
         let said = format!("{}: {values}", point.label);
         let attributes = [("class", "point"), ("tabindex", "0"), ("role", "img"), ("aria-label", &said)];
-        let content = [mark(point.group, &colour(point.group), (x, y), RADIUS)].into_iter().chain(tip);
+        let content = [self.mark(point.group, (x, y))].into_iter().chain(tip);
         Html::element("g", &attributes, content)
+    }
+
+    fn mark(&self, group: usize, at: (f64, f64)) -> Html {
+        let style = self.styles.get(group).copied().unwrap_or(Style { shape: group, colour: group });
+        mark(style.shape, &colour(style.colour), at, RADIUS)
     }
 
     fn values(&self, point: &Point) -> String {
@@ -95,7 +116,7 @@ impl Scatter<'_> {
     fn keys(&self, placed: &[Placed<'_>]) -> Vec<Key> {
         let present = |i: usize| placed.iter().any(|(point, _)| point.group == i);
         let groups = self.groups.iter().enumerate().filter(|(i, _)| present(*i));
-        let key = |(i, name): (usize, &&str)| Key::new(mark(i, &colour(i), (12.0, 6.0), RADIUS), name);
+        let key = |(i, name): (usize, &&str)| Key::new(self.mark(i, (12.0, 6.0)), name);
         groups.map(key).collect()
     }
 }
@@ -131,12 +152,12 @@ fn stairs(placed: &[Placed<'_>], front: &[usize]) -> String {
     path
 }
 
-/// Labels the points of the front, beside all points and each other as far as possible.
-fn labels(placed: &[Placed<'_>], front: &[usize]) -> Html {
+/// Labels the points `named`, beside all points and each other as far as possible.
+fn labels(placed: &[Placed<'_>], named: &[usize]) -> Html {
     let r = RADIUS + 1.0;
     let mut taken: Vec<Area> = placed.iter().map(|(_, (x, y))| [x - r, y - r, x + r, y + r]).collect();
     let mut html = Html::default();
-    for (point, at) in front.iter().filter_map(|i| placed.get(*i)) {
+    for (point, at) in named.iter().filter_map(|i| placed.get(*i)) {
         let name = shortened(&point.label);
         let area = free_area(*at, width_of(&name), &taken);
         html.push(axis::text((area[0], area[3] - 4.0), "label", &name));
@@ -181,7 +202,8 @@ mod tests {
     }
 
     fn drawn(groups: &[&str], points: Vec<Point>) -> String {
-        let scatter = Scatter { title: "t", x: Axis::linear("bits"), y: Axis::log("KL"), groups, points };
+        let (x, y) = (Axis::linear("bits"), Axis::log("KL"));
+        let scatter = Scatter { title: "t", x, y, groups, styles: &[], named: Some(1), points };
         scatter.html().unwrap().as_str().to_owned()
     }
 
@@ -218,6 +240,25 @@ mod tests {
     }
 
     #[test]
+    fn points_of_the_named_group_are_labelled_off_the_front_too() {
+        let points =
+            vec![point(4.0, 0.01, "best", 0), point(4.5, 0.02, "chosen", 1), point(5.0, 0.03, "c", 0)];
+        let html = drawn(&["fits", "chosen"], points);
+        let labels: Vec<_> = html.split("class=\"label\"").skip(1).collect();
+        assert!(labels.len() == 2 && html.contains(">chosen</text>"), "{html}");
+    }
+
+    #[test]
+    fn a_style_sets_shape_and_colour() {
+        let points = vec![point(4.0, 0.01, "a", 0), point(4.5, 0.02, "b", 1)];
+        let (x, y) = (Axis::linear("bits"), Axis::log("KL"));
+        let styles = &[Style { shape: 3, colour: 2 }];
+        let scatter = Scatter { title: "t", x, y, groups: &["one", "two"], styles, named: None, points };
+        let html = scatter.html().unwrap().as_str().to_owned();
+        assert!(html.contains("mark s2") && html.contains("mark s1") && !html.contains("mark s0"), "{html}");
+    }
+
+    #[test]
     fn labels_do_not_cover_each_other() {
         let mut taken = Vec::new();
         for _ in 0..6 {
@@ -230,7 +271,8 @@ mod tests {
     #[test]
     fn a_chart_without_points_is_left_out() {
         let points = vec![point(1.0, 0.0, "a", 3)];
-        let scatter = Scatter { title: "t", x: Axis::linear("x"), y: Axis::log("y"), groups: &[], points };
+        let (x, y) = (Axis::linear("x"), Axis::log("y"));
+        let scatter = Scatter { title: "t", x, y, groups: &[], styles: &[], named: None, points };
         assert_eq!(scatter.html(), None);
     }
 }

@@ -1,7 +1,6 @@
 //! HTML page of the demo: the best recipe of each size in a plain word, bits against KL, all figures.
 
 use mantissa_eval::verdict::Verdict;
-use mantissa_quant::registry;
 
 use super::{Figures, Report, Row};
 use crate::commands::report::texts;
@@ -94,10 +93,16 @@ fn plots(page: &mut Page, report: &Report<'_>) {
 
 /// Draws a panel for each range of bits that has recipes.
 fn panels(report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Vec<Html> {
-    let groups: Vec<&str> = registry::names().chain(["with activations"]).collect();
     // Recipes group by method; those that also quantize activations are the last group.
-    let method = |row: &Row| registry::names().position(|name| name == row.method);
+    let mut groups: Vec<&str> = Vec::new();
+    for row in report.recipes.iter().filter(|row| row.activations.is_none()) {
+        if !groups.contains(&row.method) {
+            groups.push(row.method);
+        }
+    }
+    groups.push("with activations");
     let last = groups.len() - 1;
+    let method = |row: &Row| groups.iter().position(|name| *name == row.method);
     let group = |row: &Row| method(row).filter(|_| row.activations.is_none()).unwrap_or(last);
     let panel = |(title, low, high): (&'static str, f64, f64)| {
         let within =
@@ -109,7 +114,8 @@ fn panels(report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Vec<Html> {
             group: group(row),
         });
         let (x, y) = (Axis::linear("bits per weight"), Axis::log("KL (nats/token)"));
-        Scatter { title, x, y, groups: &groups, points: points.collect() }.html()
+        let points = points.collect();
+        Scatter { title, x, y, groups: &groups, styles: &[], named: None, points }.html()
     };
     PANELS.into_iter().filter_map(panel).collect()
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_advise::diagnose::{Compared, InputStats, Report};
+use mantissa_eval::stats::with_error;
 use mantissa_jobs::DiagnoseReport;
 
 use super::{Args, examined, inputs, short};
@@ -33,10 +34,10 @@ pub(super) fn page(args: &Args, found: &DiagnoseReport) -> Page {
     page.push(Html::grid(activations(report)));
     if let Some(compared) = &report.compared {
         page.push(Html::heading("Against the source"));
+        let (kl, se) = (number(Some(compared.kl), 3), number(Some(compared.kl_se), 2));
         page.push(Html::paragraph(&format!(
-            "KL {} ± {} nats/token; {} from the head alone, {} from the layers alone.",
-            number(Some(compared.kl), 3),
-            number(Some(compared.kl_se), 2),
+            "KL {}; {} from the head alone, {} from the layers alone.",
+            with_error(&kl, &se, "nats/token", report.windows),
             number(Some(compared.kl_head), 3),
             number(Some(compared.kl_layers), 3)
         )));
@@ -203,7 +204,8 @@ fn precision(page: &mut Page, report: &Report) {
         let points = report.cache_schemes.iter().map(point).collect();
         let (x, y) = (Axis::linear("bytes per token"), Axis::log("KL against f32"));
         let title = "KL against size of the cache";
-        page.push(Scatter { title, x, y, groups: &["scheme"], points }.html().unwrap_or_default());
+        let scatter = Scatter { title, x, y, groups: &["scheme"], styles: &[], named: None, points };
+        page.push(scatter.html().unwrap_or_default());
         page.push(table("schemes of the KV cache", &rows));
     }
     if report.ladder.len() > 1 {

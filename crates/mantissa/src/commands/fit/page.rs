@@ -8,7 +8,10 @@ use mantissa_jobs::{FitCandidate, FitUnit};
 use super::done::{Done, unit_columns};
 use crate::commands::tasks;
 use crate::output::{bytes, number};
-use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table, tiles};
+use crate::report::{Axis, Bar, Html, Page, Point, Scatter, bars, facts, table, tiles};
+
+/// Units whose bars are shown at once; those of more are folded away.
+const MANY: usize = 48;
 
 /// Makes the page of the fit of `model`.
 pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
@@ -34,8 +37,9 @@ pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
         )));
         page.push(plot);
     }
-    page.push(Html::grid(by_unit(done.units)));
     page.push(Html::heading("Units"));
+    let charts = Html::grid(by_unit(done.units));
+    page.push(if done.units.len() > MANY { Html::details("Bars of all units", [charts]) } else { charts });
     let all = unit_columns(done.units.iter());
     page.push(table("chosen scheme, method and KL of each unit", &all));
     if !done.apart.is_empty() {
@@ -97,7 +101,8 @@ fn plot(done: &Done<'_>, chosen: Option<&Point>) -> Option<Html> {
     let front = front.filter(|point| chosen.is_none_or(|chosen| (chosen.x, chosen.y) != (point.x, point.y)));
     let points: Vec<Point> = front.chain(uniform(done.units)).chain(chosen.cloned()).collect();
     let (x, y) = (Axis::linear("bits per weight"), Axis::log("KL, predicted"));
-    Scatter { title: "Predicted KL against bits per weight", x, y, groups: &GROUPS, points }.html()
+    let title = "Predicted KL against bits per weight";
+    Scatter { title, x, y, groups: &GROUPS, styles: &[], named: Some(0), points }.html()
 }
 
 /// Returns the point of the choice.
@@ -136,18 +141,16 @@ fn chosen(row: &FitUnit) -> Option<FitCandidate> {
 
 /// Draws bits and KL of the units in the order of the model.
 fn by_unit(units: &[FitUnit]) -> Vec<Html> {
-    let line = |name: &str, of: fn(&FitUnit) -> Option<f64>| {
-        let point = |(i, row): (usize, &FitUnit)| Some((i as f64, of(row)?));
-        Series::new(name, units.iter().enumerate().filter_map(point).collect())
+    let bar = |row: &FitUnit, value: f64, shown: String| Bar { name: row.unit.clone(), value, shown };
+    let bits =
+        |row: &FitUnit| bar(row, row.bits_per_weight, format!("{:.2} {}", row.bits_per_weight, row.scheme));
+    let kl = |row: &FitUnit| {
+        let kl = chosen(row).map_or(f64::NAN, |chosen| chosen.kl);
+        bar(row, kl, number(Some(kl), 2))
     };
-    let chart = |title: &'static str, y: Axis, series: Series| {
-        LineChart { title, x: Axis::linear("unit").in_full(), y, series: vec![series] }.html()
-    };
-    let bits = line("bits", |row| Some(row.bits_per_weight));
-    let kl = line("KL", |row| chosen(row).map(|chosen| chosen.kl));
     let charts = [
-        chart("Bits per weight of each unit", Axis::from_zero("bits"), bits),
-        chart("KL of each unit alone", Axis::log("KL"), kl),
+        bars("Bits per weight of each unit", &units.iter().map(bits).collect::<Vec<_>>()),
+        bars("KL of each unit alone (nats/token)", &units.iter().map(kl).collect::<Vec<_>>()),
     ];
     charts.into_iter().flatten().collect()
 }

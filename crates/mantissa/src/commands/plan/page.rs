@@ -5,7 +5,7 @@ use mantissa_plan::training::Run;
 
 use super::asked::Asked;
 use super::{text, training_text};
-use crate::report::{Axis, Html, Page, Point, Scatter, facts, table, tiles};
+use crate::report::{Axis, Html, Page, Point, Scatter, Style, facts, table, tiles};
 
 /// Facts under the title.
 fn about(asked: &Asked<'_>) -> Html {
@@ -72,6 +72,10 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer) -> Page {
 /// Groups of the points of the chart.
 const GROUPS: [&str; 3] = ["chosen", "fits", "does not fit"];
 
+/// A blue diamond, a green circle, an orange triangle.
+const STYLES: [Style; 3] =
+    [Style { shape: 3, colour: 0 }, Style { shape: 0, colour: 2 }, Style { shape: 2, colour: 1 }];
+
 /// Draws the time of a token against bytes, of the candidates that run.
 fn plot(answer: &Answer) -> Option<Html> {
     let chosen = answer.recommendation.precision;
@@ -84,7 +88,8 @@ fn plot(answer: &Answer) -> Option<Html> {
     });
     let points = points.collect();
     let (x, y) = (Axis::log("GB of memory"), Axis::log("ms for a token"));
-    Scatter { title: "Time against memory", x, y, groups: &GROUPS, points }.html()
+    let (groups, styles, named) = (&GROUPS, &STYLES, Some(0));
+    Scatter { title: "Time against memory", x, y, groups, styles, named, points }.html()
 }
 
 /// Makes the page of a plan for training.

@@ -102,12 +102,29 @@ pub fn fallback_line(quality: &Quality) -> Option<String> {
     (count > 0).then(|| format!("{count} of {all} layers: {}", kinds.join("; ")))
 }
 
+/// Says why layers are unquantized, with how many modules for each reason; `None` if all are quantized.
+fn kept_line(quality: &Quality) -> Option<String> {
+    let share = quality.share.as_ref().filter(|_| !quality.kept.is_empty())?;
+    let mut reasons: Vec<(&str, usize)> = Vec::new();
+    for kept in &share.kept {
+        match reasons.iter_mut().find(|(why, _)| *why == kept.why) {
+            Some((_, count)) => *count += kept.count,
+            None => reasons.push((&kept.why, kept.count)),
+        }
+    }
+    let reasons: Vec<_> = reasons.iter().map(|(why, count)| format!("{count} ({why})")).collect();
+    (!reasons.is_empty()).then(|| reasons.join(", "))
+}
+
 pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let r = done.quality;
     let kept = if r.kept.is_empty() { String::new() } else { format!(", {} kept", r.kept.len()) };
     let output = done.output.display();
     labelled(out, "recipe", &r.recipe)?;
     labelled(out, "output", &format!("{output}: {} layers in format {}{kept}", r.layers.len(), r.container))?;
+    if let Some(line) = kept_line(r) {
+        labelled(out, "kept", &line)?;
+    }
     labelled(out, "size", &format!("{} from {}", bytes(r.bytes), bytes(done.source_bytes)))?;
     let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);
     let all = format!("{:.3} with embeddings and head", r.bits_per_weight);

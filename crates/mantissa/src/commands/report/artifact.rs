@@ -5,7 +5,7 @@ use std::path::Path;
 use mantissa_eval::stats::with_error;
 use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::default_text;
-use mantissa_quant::{Digests, ErrorReport, Figures, LayerReport, Quality};
+use mantissa_quant::{Digests, ErrorReport, Figures, Kept, LayerReport, Quality};
 
 use super::launch::{Launch, Start};
 use super::{map, texts};
@@ -26,6 +26,8 @@ pub struct Extras {
     pub reference: String,
     /// Programs that load the model, and commands for the engines among them.
     pub launch: Launch,
+    /// Time at which the model was written, as its files have it.
+    pub written: Option<String>,
     /// Digests of the model's files, those outside the quality report included.
     pub files: Digests,
     /// Continuations of the same prompts by the source and by the model; or the command that makes them.
@@ -50,11 +52,9 @@ pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
         }
     }
     layers(&mut page, quality);
-    for (heading, lines) in [
-        ("Fallbacks", &quality.fallbacks),
-        ("Layers kept unquantized", &quality.kept),
-        ("Notes", &quality.notes),
-    ] {
+    for (heading, lines) in
+        [("Fallbacks", &quality.fallbacks), ("Kept unquantized", &kept(quality)), ("Notes", &quality.notes)]
+    {
         match lines.len() {
             0 => {}
             1..=5 => {
@@ -73,6 +73,16 @@ pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
     page
 }
 
+/// Returns what stays unquantized, each with its reason; reports of older versions have names only.
+fn kept(quality: &Quality) -> Vec<String> {
+    let Some(share) = &quality.share else { return quality.kept.clone() };
+    let line = |kept: &Kept| match kept.count {
+        1 => format!("{} ({} parameters): {}", kept.modules, count(kept.parameters), kept.why),
+        n => format!("{} ({n}, {} parameters): {}", kept.modules, count(kept.parameters), kept.why),
+    };
+    share.kept.iter().map(line).collect()
+}
+
 /// Returns what the model was made from and by, and the programs that load it.
 fn origin(quality: &Quality, extras: &Extras) -> Vec<(&'static str, String)> {
     let loads_in = extras.launch.loads_in.join(", ");
@@ -83,6 +93,7 @@ fn origin(quality: &Quality, extras: &Extras) -> Vec<(&'static str, String)> {
         ("format", quality.container.clone()),
         ("parameters", count(quality.parameters)),
     ];
+    facts.extend(extras.written.iter().map(|date| ("written", date.clone())));
     facts.extend((!loads_in.is_empty()).then_some(("loads in", loads_in)));
     facts
 }

@@ -51,3 +51,9 @@ pub fn files(path: &Path, quality: &Quality) -> Digests {
     let own = at.file_name().map(|name| (name.to_string_lossy().into_owned(), digest));
     manifest.files.into_iter().chain(own).collect()
 }
+
+/// Returns the time at which the model at `path` was written, as HTTP writes dates; `None` if its file does not tell.
+pub fn written(path: &Path) -> Option<String> {
+    let at = [manifest_path(path), path.to_owned()].into_iter().find(|at| at.exists())?;
+    Some(httpdate::fmt_http_date(std::fs::metadata(at).ok()?.modified().ok()?))
+}
