@@ -53,7 +53,7 @@ fn plan_and_quantize_name_the_same_recipe() {
     let cases = models.iter().flat_map(|model| gpus.clone().map(move |(gpu, engine)| (model, gpu, engine)));
     let cases = cases.flat_map(|(model, gpu, engine)| BITS.map(|bits| (model, gpu, engine, bits)));
     let (mut compared, mut recipes) = (0, std::collections::BTreeSet::new());
-    for (model, gpu, engine, bits) in sampled(cases, 11) {
+    for (model, gpu, engine, bits) in sampled(cases, 23) {
         let target = format!("{engine}:gpu={gpu}");
         let width: &[&str] = if bits.is_empty() { &[] } else { &["--bits", bits] };
         let plan = ["plan", model, "--hardware", gpu, "--for", engine, "--json"];

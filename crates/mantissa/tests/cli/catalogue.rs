@@ -59,7 +59,7 @@ fn every_scheme_is_cast() {
     let shape = [3, 41, 256];
     let x = values(shape.iter().product());
     write_x(&input, &shape, &x);
-    for scheme in sampled(schemes(), 4) {
+    for scheme in sampled(schemes(), 9) {
         succeed(&[
             "cast",
             text(&input),
@@ -200,7 +200,7 @@ fn every_scheme_round_trips_in_the_native_format() {
     let plain = nll(&model);
     let mut moved = 0;
     let mut tried = 0;
-    for scheme in sampled(schemes(), 5) {
+    for scheme in sampled(schemes(), 9) {
         tried += 1;
         let out = temp.path().join("q");
         let recipe = format!("rtn-{scheme}");

@@ -105,7 +105,7 @@ fn every_command_has_an_example_that_runs_on_the_demo() {
         let lines: Vec<String> = examples(name).into_iter().filter(runs).collect();
         assert!(!lines.is_empty(), "{name} has no example that runs on the demo");
         // Other examples read what those of quantize write.
-        let step = if name == "quantize" { 1 } else { 6 };
+        let step = if name == "quantize" { 1 } else { 12 };
         sampled(lines, step).for_each(|line| shell(&line, dir.path()));
     }
 }

@@ -159,7 +159,7 @@ fn run_predicts_its_peak_and_keeps_a_ceiling() {
         (bytes("predicted_peak_memory"), bytes("measured_peak_memory"))
     };
     let mut all = Vec::new();
-    for recipe in ["bf16", "nvfp4", "fp8-dynamic", "rtn-q2_k"] {
+    for recipe in sampled(["nvfp4", "bf16", "fp8-dynamic", "rtn-q2_k"], 2) {
         let out = temp.path().join(format!("{recipe}.gguf"));
         let out = if recipe == "rtn-q2_k" { out } else { temp.path().join(recipe) };
         let form: &[&str] = if recipe == "rtn-q2_k" { &["--format", "gguf"] } else { &[] };
@@ -171,7 +171,7 @@ fn run_predicts_its_peak_and_keeps_a_ceiling() {
         assert!((0.9..1.25).contains(&ratio), "{recipe}: {predicted} of {measured}");
         all.push((out, predicted, measured));
     }
-    let (small, alone, _) = &all[1];
+    let (small, alone, _) = &all[0];
     let (drafted, measured) = run(small, &["--draft", text(&model)]);
     assert!(drafted > alone + 80_000_000 && (drafted as f64) > 0.9 * measured as f64, "{drafted} {measured}");
     // The prediction starts from what the process holds, which differs a little from run to run.
