@@ -16,6 +16,7 @@ mod text;
 // Layer: errors and progress.
 mod error;
 mod progress;
+mod pull_fault;
 mod run_fault;
 
 // Layer: hosts and jobs.
@@ -73,6 +74,9 @@ mod serve;
 mod signature;
 mod verify;
 
+// Layer: downloads.
+mod pull;
+
 // Layer: training, inspection and casts.
 pub mod cast;
 pub mod finetune;
@@ -100,6 +104,8 @@ pub use load_needs::LoadNeeds;
 pub use loaded::{LoadedModel, ModelUse};
 pub use model::ModelPath;
 pub use progress::{Gauge, Meter, Polling, Progress, Silent, Unit};
+pub use pull::{Pull, PullArguments, PullReport, PulledFile};
+pub use pull_fault::PullFault;
 pub use quantize::{
     CalibrationDtype, PreparedQuantize, Quantize, QuantizeArguments, QuantizeReport, RecipeText,
     ResolvedQuantize, RoundChoice, WeightOptions,

@@ -29,6 +29,7 @@ mod next_steps;
 mod outcome;
 mod parse;
 mod plan;
+mod pull;
 mod quantize;
 mod rebuild;
 mod recalibrate;
@@ -108,6 +109,7 @@ macro_rules! commands {
 
 commands! {
     Demo: demo,
+    Pull: pull,
     Plan: plan,
     Explain: explain,
     Inspect: inspect,
