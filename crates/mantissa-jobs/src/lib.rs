@@ -66,8 +66,8 @@ mod recalibrate;
 
 // Layer: measurements and servers.
 mod bench;
-mod compare;
 mod diagnose;
+mod diff;
 mod doctor;
 mod evaluate;
 mod serve;
@@ -83,12 +83,17 @@ pub mod finetune;
 pub mod inspect;
 pub mod train;
 
+// Layer: comparison of candidates.
+mod compare;
+
 pub use bench::{Bench, BenchReport, BenchRun, KernelRow};
 pub use compare::{
-    Compare, CompareReport, ComparedPrompt, ContinuedText, NextToken, Parting, Prompts as ComparePrompts,
+    Bench as CompareBench, Compare, CompareArguments, CompareCandidate, ComparePair, CompareReport,
+    CompareRow, ComparedText, TextFigures, quantize_verified,
 };
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
 pub use diagnose::{Diagnose, DiagnoseReport};
+pub use diff::{ComparedPrompt, ContinuedText, Diff, DiffReport, NextToken, Parting, Prompts as DiffPrompts};
 pub use doctor::{Doctor, DoctorReport};
 pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,

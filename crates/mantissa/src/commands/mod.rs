@@ -4,6 +4,7 @@ mod adapter;
 mod bench;
 mod calibration;
 mod cast;
+mod compare;
 mod completions;
 mod convert;
 mod coverage;
@@ -125,6 +126,7 @@ commands! {
     Run: run,
     Serve: serve,
     Eval: eval,
+    Compare: compare,
     Diff: diff,
     Bench: bench,
     Verify: verify,

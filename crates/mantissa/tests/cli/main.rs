@@ -10,6 +10,7 @@ mod cast_golden;
 mod catalogue;
 mod chat;
 mod choose;
+mod compare;
 mod containers;
 mod contradictions;
 mod convert;
