@@ -205,6 +205,22 @@ pub fn compare(
     Ok((evaluation, comparison))
 }
 
+/// Returns the mean KL of model `a` less that of model `b`, both compared with one reference on the same windows, with the
+/// error of the difference, which is paired; `None` if the windows are not the same.
+pub fn kl_difference(a: &[WindowResult], b: &[WindowResult]) -> Option<Estimate> {
+    let lengths = |windows: &[WindowResult]| windows.iter().map(|w| w.kl_positions.len()).collect::<Vec<_>>();
+    if lengths(a) != lengths(b) {
+        return None;
+    }
+    let differences = a.iter().zip(b).map(|(a, b)| {
+        let mut sum = Sum::default();
+        a.kl_positions.iter().zip(&b.kl_positions).for_each(|(a, b)| sum.add(f64::from(*a) - f64::from(*b)));
+        sum
+    });
+    let found: Vec<Sum> = differences.filter(|sum| sum.count > 0).collect();
+    (!found.is_empty()).then(|| estimate(&found))
+}
+
 fn summary(windows: Vec<WindowResult>, compared: bool) -> Evaluation {
     let nll = column(&windows, |w| w.nll);
     let comparison = compared.then(|| Comparison::of(&windows));

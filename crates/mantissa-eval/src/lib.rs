@@ -32,7 +32,7 @@ pub use diff::{Continuation, Diff, DiffError, Difference, TokenCandidate, diff};
 pub use error::EvalError;
 pub use evaluate::{
     Comparison, ContextKl, Evaluation, Percentile, WindowResult, check_sequences, compare, divergence,
-    evaluate, evaluate_while, logits,
+    evaluate, evaluate_while, kl_difference, logits,
 };
 pub use pass::{Evaluated, ROWS};
 pub use tokens::{

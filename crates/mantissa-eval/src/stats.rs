@@ -50,6 +50,39 @@ pub fn estimate(windows: &[Sum]) -> Estimate {
     Estimate { mean, se }
 }
 
+/// Returns the number of standard errors beyond which one of `comparisons` differences is no chance: two-sided, 5 % for all
+/// of them together (Bonferroni), by Student's distribution with `freedom` degrees of freedom (windows less one). `None`
+/// without any: the error of one window is no standard error.
+pub fn critical(comparisons: usize, freedom: usize) -> Option<f64> {
+    let share = 1.0 - 0.05 / comparisons.max(1) as f64;
+    let (mut low, mut high) = (0.0, 1e6);
+    for _ in 0..100 {
+        let middle = 0.5 * (low + high);
+        if within(middle, freedom.min(MOST_FREEDOM)) < share { low = middle } else { high = middle }
+    }
+    (freedom > 0).then_some(high)
+}
+
+/// Degrees of freedom from which on Student's distribution is the normal one, to three digits.
+const MOST_FREEDOM: usize = 1000;
+
+/// Probability that a variable of Student's distribution lies between `-t` and `t` (M. Abramowitz and I. Stegun, "Handbook
+/// of Mathematical Functions", 26.7.3 and 26.7.4).
+fn within(t: f64, freedom: usize) -> f64 {
+    let angle = (t / (freedom as f64).sqrt()).atan();
+    let (sin, cos) = angle.sin_cos();
+    let is_odd = freedom % 2 == 1;
+    // Terms in cos θ, cos³ θ, … or in 1, cos² θ, …, each the one before by a ratio of neighbouring numbers.
+    let mut term = if is_odd { cos } else { 1.0 };
+    let (mut sum, mut power) = (0.0, if is_odd { 1 } else { 0 });
+    while power + 2 <= freedom {
+        sum += term;
+        term *= cos * cos * (power + 1) as f64 / (power + 2) as f64;
+        power += 2;
+    }
+    if is_odd { 2.0 / std::f64::consts::PI * (angle + sin * sum) } else { sin * sum }
+}
+
 /// Note on the errors of figures over `windows` windows: those of one window are no standard errors.
 pub fn note(windows: usize) -> Option<String> {
     (windows == 1).then(|| {
@@ -76,6 +109,19 @@ pub fn percentile(sorted: &[f32], share: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two-sided 5 % points of Student's distribution, from tables; the last is that of 0.5 %.
+    #[test]
+    fn critical_values_are_those_of_tables() {
+        let table =
+            [(1, 1, 12.706), (1, 2, 4.303), (1, 3, 3.182), (1, 10, 2.228), (1, 30, 2.042), (10, 20, 3.153)];
+        for (comparisons, freedom, expected) in table {
+            let found = critical(comparisons, freedom).unwrap_or(f64::NAN);
+            assert!((found - expected).abs() < 1e-3, "{comparisons} {freedom}: {found}");
+        }
+        assert!(critical(1, 5000).is_some_and(|found| (found - 1.962).abs() < 2e-3));
+        assert_eq!(critical(1, 0), None);
+    }
 
     fn window(xs: &[f64]) -> Sum {
         let mut sum = Sum::default();

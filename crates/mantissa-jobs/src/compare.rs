@@ -1,218 +1,308 @@
-//! Comparison of two models: the first token at which their greedy continuations differ.
+//! Comparison of candidates for one model: recipes, and finished outputs, on the same windows.
 
+mod bench;
+mod report;
+
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use mantissa_eval::{Diff, TokenCandidate, diff};
-use mantissa_model::{Bos, Decoder, PREFILL, Tokenizer};
+use mantissa_advise::subject;
+use mantissa_eval::{Sequence, stats};
+use mantissa_plan::contract::loads_in;
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Scratch, disk};
 use serde::{Deserialize, Serialize};
 
-use crate::chat;
-use crate::error::{BadInput, Result};
+use self::bench::tokens;
+pub use self::bench::{Bench, quantize_verified};
+use self::report::pairs;
+pub use self::report::{ComparePair, CompareReport, CompareRow, ComparedText, TextFigures};
+use crate::adapt;
+use crate::calibration::Calibration;
+use crate::default_text;
+use crate::error::{BadInput, InPlace, JobError, Result};
 use crate::host::Host;
+use crate::inspect::Inspect;
 use crate::job::{Job, JobOutput};
+use crate::lint::AsStated;
 use crate::loaded::ModelUse;
-use crate::measured_text::BosChoice;
-use crate::model::{ModelPath, context_length, load_tokenizer, open, open_quietly, vocabulary};
-use crate::names::stop_name;
+use crate::measured_text::MeasuredText;
+use crate::model::{ModelPath, open, open_quietly};
 use crate::progress::Unit;
-use crate::settings::read_text;
+use crate::quantize::{Quantize, RecipeText, WeightOptions};
 
-/// Continues prompts greedily by two models, up to the first token that differs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Compares candidates for one model by the loss that they measure on the same windows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compare {
-    /// First model, whose chat template is used.
-    pub a: ModelPath,
-    /// Second model, with the same tokenizer.
-    pub b: ModelPath,
-    /// Prompts.
-    pub prompts: Prompts,
-    /// Maximum number of new tokens.
-    pub tokens: u32,
-    /// Number of most probable tokens to report at the difference.
-    pub top: u32,
-    /// True if each prompt is rendered as a chat message of the user.
-    pub chat: bool,
-    /// System message before the prompt.
-    pub system: Option<String>,
-    /// Beginning-of-text token before the prompt.
-    pub bos: BosChoice,
+    /// Model that the candidates are compared with, and that recipes quantize.
+    pub model: ModelPath,
+    /// Candidates.
+    pub candidates: Vec<CompareCandidate>,
+    /// Texts to measure on; none for the held-out part of the built-in text.
+    #[serde(default)]
+    pub texts: Vec<MeasuredText>,
+    /// Calibration of the recipes that need one; the built-in text if it names none.
+    #[serde(default)]
+    pub calibration: Calibration,
+    /// Seed of all random numbers.
+    #[serde(default)]
+    pub seed: u64,
+    /// Folder that keeps the outputs of recipes, by their names; without it they are temporary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_outputs: Option<PathBuf>,
 }
 
-/// Prompts of a comparison.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Candidate of a comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Prompts {
-    /// One prompt.
-    Text(String),
-    /// Text file with one prompt per line; empty lines are skipped.
-    File(PathBuf),
+pub enum CompareCandidate {
+    /// Quantization of the model.
+    Recipe(RecipeText),
+    /// Finished output: a folder, a GGUF file, or a name in the Hugging Face cache.
+    Model(ModelPath),
 }
 
-/// Result of a comparison.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CompareReport {
-    /// First model as named.
-    pub a: PathBuf,
-    /// Second model as named.
-    pub b: PathBuf,
-    /// Comparisons in the order of the prompts.
-    pub prompts: Vec<ComparedPrompt>,
+/// Arguments of a comparison.
+#[derive(Clone, Debug, Default)]
+pub struct CompareArguments {
+    /// Model that the candidates are compared with.
+    pub model: ModelPath,
+    /// Recipes.
+    pub recipes: Vec<String>,
+    /// Finished outputs.
+    pub outputs: Vec<ModelPath>,
+    /// Texts to measure on.
+    pub texts: Vec<MeasuredText>,
+    /// Calibration of recipes.
+    pub calibration: Calibration,
+    /// Seed of all random numbers.
+    pub seed: u64,
+    /// Folder that keeps the outputs of recipes.
+    pub keep_outputs: Option<PathBuf>,
 }
 
-/// Comparison on one prompt.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ComparedPrompt {
-    /// Prompt.
-    pub prompt: String,
-    /// Number of its tokens.
-    pub prompt_tokens: usize,
-    /// Number of equal tokens after the prompt.
-    pub equal_tokens: usize,
-    /// Their text.
-    pub equal_text: String,
-    /// Mean of KL(A || B) over the equal tokens and the first difference, in nats.
-    pub kl_mean: f64,
-    /// First difference.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub difference: Option<Parting>,
-    /// Continuation by the first model.
-    pub a: ContinuedText,
-    /// Continuation by the second model.
-    pub b: ContinuedText,
+impl CompareArguments {
+    /// Reads the recipes; recipes come before finished outputs.
+    ///
+    /// # Errors
+    /// No candidate, or one twice; a wrong recipe.
+    pub fn resolve(self) -> Result<Compare> {
+        let mut candidates = Vec::new();
+        for name in &self.recipes {
+            let recipe = RecipeText::read(name)?;
+            recipe.load()?;
+            candidates.push(CompareCandidate::Recipe(recipe));
+        }
+        candidates.extend(self.outputs.into_iter().map(CompareCandidate::Model));
+        let names: Vec<String> = candidates.iter().map(CompareCandidate::name).collect();
+        if names.is_empty() {
+            let fix = "mantissa compare MODEL --recipe rtn-int4-g128 --recipe nvfp4";
+            return Err(BadInput::new("compare", "no candidate", "recipes or finished outputs")
+                .with_fix(fix)
+                .into());
+        }
+        if let Some(i) = (1..names.len()).find(|&i| names[..i].contains(&names[i])) {
+            return Err(BadInput::new("compare", format!("{} twice", names[i]), "each candidate once").into());
+        }
+        Ok(Compare {
+            model: self.model,
+            candidates,
+            texts: self.texts,
+            calibration: self.calibration,
+            seed: self.seed,
+            keep_outputs: self.keep_outputs,
+        })
+    }
 }
 
-/// Next-token distributions at the first difference.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Parting {
-    /// Index of the token after the prompt.
-    pub position: usize,
-    /// KL(A || B) there, in nats.
-    pub kl: f64,
-    /// Most probable tokens of the first model.
-    pub a: Vec<NextToken>,
-    /// Most probable tokens of the second model.
-    pub b: Vec<NextToken>,
+impl CompareCandidate {
+    /// Returns the name of the row.
+    pub fn name(&self) -> String {
+        match self {
+            CompareCandidate::Recipe(recipe) => recipe.without_place().name,
+            CompareCandidate::Model(model) => model.named().display().to_string(),
+        }
+    }
 }
 
-/// Candidate for the next token.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct NextToken {
-    /// Its text; of a special token its name.
-    pub text: String,
-    /// Token and its probabilities.
-    #[serde(flatten)]
-    pub candidate: TokenCandidate,
-}
+/// Texts of a comparison by name, tokenized.
+type Texts = Vec<(String, Vec<Sequence>)>;
 
-/// Continuation by one model.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ContinuedText {
-    /// Text.
-    pub text: String,
-    /// Text after the equal tokens.
-    pub own_text: String,
-    /// Tokens.
-    pub tokens: Vec<u32>,
-    /// Reason for the end.
-    pub stopped: &'static str,
-}
-
-/// Prompts with their tokens, and the tokenizer of the first model.
-struct Encoded {
-    prompts: Vec<String>,
-    tokens: Vec<Vec<u32>>,
-    tokenizer: Tokenizer,
-    /// Most tokens of a sequence.
-    limit: usize,
+/// Output of a candidate, ready to be measured.
+struct Made {
+    model: ModelPath,
+    quantize_seconds: Option<f64>,
+    fallbacks: Option<usize>,
 }
 
 impl Compare {
-    fn models(&self) -> [&Path; 2] {
-        [&self.a, &self.b]
+    /// Reads and tokenizes the texts.
+    fn read(&self, host: &Host) -> Result<Texts> {
+        let default = [MeasuredText { text: Some(default_text::NAME.into()), ..MeasuredText::default() }];
+        let texts = if self.texts.is_empty() { &default[..] } else { &self.texts };
+        let mut read = Texts::new();
+        for text in texts {
+            let none = || BadInput::new("compare", "no text", "--text or --tokens");
+            let sequences = text.sequences(&self.model, false, host)?.ok_or_else(none)?;
+            let name = default_text::shown(&text.name()).to_owned();
+            if read.iter().any(|(other, _)| *other == name) {
+                let found = format!("two texts of the name {name}");
+                return Err(BadInput::new("--text", found, "texts with names of their own").into());
+            }
+            read.push((name, sequences));
+        }
+        Ok(read)
     }
 
-    /// Tokenizes the prompts by both tokenizers, which must agree.
-    fn encoded(&self, files: [&ModelFiles; 2], host: &Host) -> Result<Encoded> {
-        let prompts = self.prompts.read()?;
-        let (tokenizer, other) = (load_tokenizer(files[0], host)?, load_tokenizer(files[1], host)?);
-        let sizes = [vocabulary(files[0])?, vocabulary(files[1])?];
-        self.same_vocabulary([&tokenizer, &other], sizes)?;
-        let encode = |prompt: &String| self.encode(prompt, [&tokenizer, &other], host);
-        let tokens = prompts.iter().map(encode).collect::<Result<_>>()?;
-        let limit = context_length(files[0])?.min(context_length(files[1])?);
-        Ok(Encoded { prompts, tokens, tokenizer, limit })
-    }
-
-    /// Refuses models whose tokens mean different texts.
-    fn same_vocabulary(&self, tokenizers: [&Tokenizer; 2], sizes: [usize; 2]) -> Result<()> {
-        let refused = |found: String| {
-            let fix = "two models with the same tokenizer; fix: name a model and a quantized version of it";
-            Err(BadInput::new(self.names(), found, fix).into())
+    /// Returns the quantization of a candidate to `out`.
+    fn quantization(&self, recipe: &RecipeText, out: &Path) -> Result<Quantize> {
+        let needs = recipe.load()?.needs_calibration();
+        let calibration = if needs { self.calibration.or_default() } else { Calibration::default() };
+        let weights = WeightOptions {
+            recipe: recipe.clone(),
+            calibration,
+            seed: self.seed,
+            ..WeightOptions::default()
         };
-        if sizes[0] != sizes[1] {
-            return refused(format!("vocabularies of {} and {} tokens", sizes[0], sizes[1]));
-        }
-        match tokenizers[0].first_difference(tokenizers[1], sizes[0]) {
-            Some((id, [a, b])) => refused(format!("token {id} that is {a:?} in one and {b:?} in the other")),
-            None => Ok(()),
-        }
+        Ok(Quantize { source: self.model.clone(), out: out.to_owned(), weights, ..Quantize::default() })
     }
 
-    fn names(&self) -> String {
-        format!("{} and {}", self.a.named().display(), self.b.named().display())
+    /// Returns the place of a recipe's output in `folder`.
+    fn place(recipe: &RecipeText, folder: &Path) -> Result<PathBuf> {
+        let (name, container) = (recipe.without_place().name, recipe.load()?.container());
+        let stem = name.strip_suffix(".toml").unwrap_or(&name);
+        Ok(folder.join(if container.is_one_file() { container.output_name(stem) } else { stem.to_owned() }))
     }
 
-    fn encode(&self, prompt: &str, tokenizers: [&Tokenizer; 2], host: &Host) -> Result<Vec<u32>> {
-        let (named, system) = (self.a.named(), self.system.as_deref());
-        let rendered = match self.chat {
-            true => Some(chat::conversation(named, tokenizers[0], system, prompt, host.chat(named)?)?),
-            false => None,
+    /// Describes the use of two models side by side on these texts.
+    fn usage(texts: &Texts, host: &Host) -> ModelUse<'static> {
+        let longest = texts.iter().map(|(_, sequences)| ModelUse::evaluation(sequences, host.threads));
+        let most =
+            |of: fn(&ModelUse<'static>) -> usize| longest.clone().map(|used| of(&used)).max().unwrap_or(0);
+        let (pass, threads) = (most(|used| used.pass), most(|used| used.threads));
+        ModelUse { pass, longest: pass, threads, logits: mantissa_eval::ROWS, ..ModelUse::default() }
+    }
+
+    /// Quantizes the model, if the candidate is a recipe.
+    fn made(&self, candidate: &CompareCandidate, scratch: &Path, host: &Host) -> Result<Made> {
+        let recipe = match candidate {
+            CompareCandidate::Recipe(recipe) => recipe,
+            CompareCandidate::Model(model) => {
+                return Ok(Made { model: model.clone(), quantize_seconds: None, fallbacks: None });
+            }
         };
-        let text = rendered.as_deref().unwrap_or(prompt);
-        let needs = (text.len() as u64).saturating_mul(Tokenizer::ENCODING);
-        host.require_more_memory("diff: tokens of the prompt", needs)?;
-        // A chat template writes the special tokens itself.
-        let bos = if rendered.is_some() { Bos::Never } else { self.bos.into() };
-        let [a, b] = [tokenizers[0].encode(text, bos)?, tokenizers[1].encode(text, bos)?];
-        if a != b {
-            let found = format!("{} and {} tokens of the prompt {prompt:?}, not all equal", a.len(), b.len());
-            let fix = "two models with the same tokenizer; fix: name a model and a quantized version of it, or try --bos never";
-            return Err(BadInput::new(self.names(), found, fix).into());
-        }
-        Ok(a)
-    }
-
-    fn usage(&self, encoded: &Encoded) -> ModelUse<'static> {
-        let longest = encoded.tokens.iter().map(Vec::len).max().unwrap_or(0);
-        ModelUse {
-            pass: longest.min(PREFILL),
-            longest: longest.saturating_add(self.tokens as usize).min(encoded.limit),
-            threads: 1,
-            cached: true,
-            logits: 1,
-            ..ModelUse::default()
-        }
-    }
-}
-
-impl Prompts {
-    /// Returns the prompts.
-    fn read(&self) -> Result<Vec<String>> {
-        let path = match self {
-            Prompts::Text(text) => return Ok(vec![text.clone()]),
-            Prompts::File(path) => path,
+        let start = Instant::now();
+        let out = Compare::place(recipe, self.keep_outputs.as_deref().unwrap_or(scratch))?;
+        let job = self.quantization(recipe, &out)?;
+        let mut prepared = job.prepare(&AsStated, host)?;
+        prepared.warn(host)?;
+        let coverage = prepared.coverage(host)?;
+        let outcome = if self.keep_outputs.is_some() {
+            let outcomes = prepared.run(coverage, host)?.outcomes;
+            outcomes.into_iter().next()
+        } else {
+            let plan = prepared.plans.pop().map(|plan| plan.with_coverage(coverage));
+            let made =
+                plan.map(|plan| quantize_verified(plan, &prepared.source, &self.model, &out, Some(host)));
+            made.transpose()?.map(|(_, outcome)| outcome)
         };
-        let text = read_text(path)?;
-        let lines = text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty());
-        let lines: Vec<String> = lines.map(str::to_owned).collect();
-        if lines.is_empty() {
-            let (name, allowed) =
-                (path.display().to_string(), "at least one prompt, each on a line of its own");
-            return Err(BadInput::new(name, "no prompt", allowed).into());
+        let fallbacks = outcome.map(|outcome| outcome.quality.fallbacks.len());
+        let quantize_seconds = Some(start.elapsed().as_secs_f64());
+        Ok(Made { model: ModelPath::new(out), quantize_seconds, fallbacks })
+    }
+
+    /// Makes and measures one candidate.
+    fn row(
+        &self,
+        candidate: &CompareCandidate,
+        texts: &Texts,
+        scratch: &Path,
+        host: &Host,
+    ) -> Result<CompareRow> {
+        let start = Instant::now();
+        let name = candidate.name();
+        let Made { model, quantize_seconds, fallbacks } = self.made(candidate, scratch, host)?;
+        let inspected = Inspect { model: model.clone(), stats: false }.run(host)?;
+        let files = open(&model, host)?;
+        let described = subject::of_artifact(&files, None);
+        let loads_in = described.map(|subject| loads_in(&subject)).unwrap_or_default();
+        let found = Compare::measured(&name, files, open_quietly(&self.model)?, texts, host)?;
+        let is_kept = self.keep_outputs.is_some() || quantize_seconds.is_none();
+        let empty = CompareRow::failed(name, String::new(), start.elapsed().as_secs_f64());
+        let row = CompareRow {
+            path: is_kept.then(|| model.shown().to_owned()),
+            format: Some(inspected.convention),
+            bits: inspected.linear_bits_per_weight.or(inspected.bits_per_weight),
+            bytes: Some(inspected.bytes),
+            quantize_seconds,
+            loads_in,
+            fallbacks,
+            ..empty
+        };
+        Ok(row.measured(texts.iter().map(|(name, _)| name), found))
+    }
+
+    /// Compares the model of `files` with that of `reference`, within the memory of `host`.
+    fn measured(
+        name: &str,
+        files: ModelFiles,
+        reference: ModelFiles,
+        texts: &Texts,
+        host: &Host,
+    ) -> Result<Vec<mantissa_eval::Evaluation>> {
+        let used = Compare::usage(texts, host);
+        let both = [&files, &reference];
+        let needs = |threads| Ok::<_, JobError>(ModelUse { threads, ..used }.needed(&both)?.1);
+        let threads = adapt::fit_threads(used.threads, host, needs)?;
+        let (model, reference) = ModelUse { threads, ..used }.load(files, Some(reference), host)?;
+        let Some(reference) = reference else { return Ok(Vec::new()) };
+        let bench = Bench { reference: &reference.decoder, texts, threads };
+        let total = texts.iter().map(|(_, sequences)| tokens(sequences)).sum();
+        let progress = host.progress(total, Unit::Items("tokens"));
+        progress.message(name);
+        let told = |done| {
+            progress.set(done);
+            if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let found = host.orderly(|| bench.compared(&model.decoder, &told), JobError::is_stop)?;
+        progress.finish();
+        Ok(found)
+    }
+
+    /// Measures the model itself.
+    fn of_reference(&self, texts: &Texts, host: &Host) -> Result<(Option<f64>, u64, Vec<ComparedText>)> {
+        let inspected = Inspect { model: self.model.clone(), stats: false }.run(host)?;
+        let used = Compare::usage(texts, host);
+        let files = open(&self.model, host)?;
+        if files.is_quantized() {
+            let format = files.convention_name();
+            host.note(&format!(
+                "the model is itself quantized ({format}): the comparison leaves out what that lost"
+            ));
         }
-        Ok(lines)
+        let needs = |threads| Ok::<_, JobError>(ModelUse { threads, ..used }.needed(&[&files])?.1);
+        let threads = adapt::fit_threads(used.threads, host, needs)?;
+        let (model, _) = ModelUse { threads, ..used }.load(files, None, host)?;
+        let bench = Bench { reference: &model.decoder, texts, threads };
+        let progress = host.progress(0, Unit::Items("tokens"));
+        let told = |done| {
+            progress.set(done);
+            if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let found = host.orderly(|| bench.of_reference(&told), JobError::is_stop)?;
+        progress.finish();
+        let described = texts.iter().zip(found).map(|((name, _), found)| ComparedText {
+            text: name.clone(),
+            windows: found.windows.len(),
+            tokens: found.tokens,
+            nll: found.nll,
+            nll_se: found.nll_se,
+            ppl: found.ppl,
+        });
+        let bits = inspected.linear_bits_per_weight.or(inspected.bits_per_weight);
+        Ok((bits, inspected.bytes, described.collect()))
     }
 }
 
@@ -222,85 +312,125 @@ impl Job for Compare {
     type Report = CompareReport;
 
     fn inputs(&self) -> Vec<PathBuf> {
-        let file = match &self.prompts {
-            Prompts::Text(_) => None,
-            Prompts::File(path) => Some(path.clone()),
-        };
-        self.a.inputs().into_iter().chain(self.b.inputs()).chain(file).collect()
+        let mut inputs = self.model.inputs();
+        for candidate in &self.candidates {
+            match candidate {
+                CompareCandidate::Recipe(recipe) if recipe.text.is_some() => {
+                    inputs.push((&recipe.name).into())
+                }
+                CompareCandidate::Recipe(_) => {}
+                CompareCandidate::Model(model) => inputs.extend(model.inputs()),
+            }
+        }
+        inputs.extend(self.texts.iter().flat_map(MeasuredText::inputs));
+        inputs.extend(self.calibration.inputs());
+        inputs
     }
 
     fn outputs(&self) -> Vec<JobOutput> {
-        Vec::new()
+        let Some(folder) = &self.keep_outputs else { return Vec::new() };
+        let of = |candidate: &CompareCandidate| match candidate {
+            CompareCandidate::Recipe(recipe) => {
+                let kind = recipe.load().ok()?.container().output_kind();
+                Some(JobOutput { option: "--keep-outputs", path: Compare::place(recipe, folder).ok()?, kind })
+            }
+            CompareCandidate::Model(_) => None,
+        };
+        self.candidates.iter().filter_map(of).collect()
     }
 
     fn memory(&self, host: &Host) -> Result<u64> {
-        let [a, b] = self.models().map(open_quietly);
-        let files = [&a?, &b?];
-        Ok(self.usage(&self.encoded(files, host)?).needed(&files)?.1)
+        let texts = self.read(host)?;
+        let files = open_quietly(&self.model)?;
+        let mut most = Compare::usage(&texts, host).needed(&[&files, &files])?.1;
+        for candidate in &self.candidates {
+            if let CompareCandidate::Recipe(recipe) = candidate {
+                let job = self.quantization(recipe, Path::new("out"))?;
+                most = most.max(job.prepare(&AsStated, host)?.peak_bytes());
+            }
+        }
+        Ok(most)
     }
 
+    /// Makes and measures every candidate. One that fails is a row with the reason.
+    ///
     /// # Errors
-    /// Models that cannot be run or have different tokenizers; prompts that cannot be read.
+    /// A model or a text that cannot be read; a stop; the last failure, if every candidate fails.
     fn run(&self, host: &Host) -> Result<CompareReport> {
-        let [a, b] = self.models().map(open_quietly);
-        let encoded = self.encoded([&a?, &b?], host)?;
-        let [a, b] = self.models().map(|path| open(path, host));
-        let files = [&a?, &b?];
-        self.usage(&encoded).require(&files, host)?;
-        let [a, b] = files.map(|files| Decoder::load(files));
-        let (a, b) = (a?, b?);
-        let Encoded { prompts, tokens, tokenizer, limit } = encoded;
-        let progress = host.progress(prompts.len() as u64, Unit::Items("prompts"));
-        let mut compared = Vec::with_capacity(prompts.len());
-        for (prompt, tokens) in prompts.into_iter().zip(&tokens) {
-            let new = (self.tokens as usize).min(limit.saturating_sub(tokens.len()).max(1));
-            let found = diff([&a, &b], tokens, new, self.top as usize)?;
-            compared.push(described(prompt, tokens, found, &tokenizer)?);
-            progress.set(compared.len() as u64);
+        let start = Instant::now();
+        let texts = self.read(host)?;
+        let (bits, bytes, described) = self.of_reference(&texts, host)?;
+        let scratch = Scratch::new()?;
+        if let Some(folder) = &self.keep_outputs {
+            disk::create_folders(folder).at(folder.display().to_string())?;
         }
-        progress.finish();
-        let (a, b) = (self.a.named().to_owned(), self.b.named().to_owned());
-        Ok(CompareReport { a, b, prompts: compared })
+        let mut rows = Vec::with_capacity(self.candidates.len());
+        let mut failed = None;
+        for (i, candidate) in self.candidates.iter().enumerate() {
+            let began = Instant::now();
+            host.note(&format!("{} of {}: {}", i + 1, self.candidates.len(), candidate.name()));
+            let folder = scratch.path().join(i.to_string());
+            disk::create_folder(&folder).at(folder.display().to_string())?;
+            match self.row(candidate, &texts, &folder, host) {
+                Ok(row) => rows.push(row),
+                Err(error) if error.is_stop() => return Err(error),
+                Err(error) => {
+                    let reason = error.to_string();
+                    rows.push(CompareRow::failed(candidate.name(), reason, began.elapsed().as_secs_f64()));
+                    failed = Some(error);
+                }
+            }
+            // Only one output is on the disk at a time. What stays is removed with the folder around it.
+            let _ = disk::remove_all(&folder);
+        }
+        match failed {
+            Some(error) if rows.iter().all(|row| row.error.is_some()) => return Err(error),
+            _ => {}
+        }
+        let failures = rows.iter().filter_map(|row| Some(format!("{}: {}", row.name, row.error.as_ref()?)));
+        host.warn_all(&failures.collect::<Vec<_>>())?;
+        let (pairs, critical) = pairs(&rows);
+        let windows = described.iter().map(|text| text.windows).min().unwrap_or(0);
+        Ok(CompareReport {
+            model: self.model.named().to_owned(),
+            bits,
+            bytes,
+            texts: described,
+            rows,
+            pairs,
+            critical,
+            note: stats::note(windows),
+            threads: host.threads,
+            seconds: start.elapsed().as_secs_f64(),
+        })
     }
 }
 
-/// Turns tokens into texts.
-fn described(prompt: String, tokens: &[u32], found: Diff, tokenizer: &Tokenizer) -> Result<ComparedPrompt> {
-    let text = |from: &[u32], new: &[u32]| -> Result<String> {
-        let mut stream = tokenizer.stream();
-        stream.skip(from)?;
-        let pieces = new.iter().map(|&token| stream.push(token)).collect::<Result<String, _>>()?;
-        Ok(pieces + &stream.finish()?)
-    };
-    let equal = &found.continuations[0].tokens[..found.equal];
-    let before = [tokens, equal].concat();
-    let choice = |candidate: &TokenCandidate| -> Result<NextToken> {
-        let plain = text(&before, &[candidate.token])?;
-        // A special token has no text but a name.
-        let named = if plain.is_empty() { tokenizer.decode_with_special(&[candidate.token])? } else { plain };
-        Ok(NextToken { text: named, candidate: *candidate })
-    };
-    let choices = |candidates: &[TokenCandidate]| candidates.iter().map(choice).collect::<Result<Vec<_>>>();
-    let difference = match &found.difference {
-        None => None,
-        Some(at) => Some(Parting {
-            position: found.equal,
-            kl: at.kl,
-            a: choices(&at.top[0])?,
-            b: choices(&at.top[1])?,
-        }),
-    };
-    let equal_text = text(tokens, equal)?;
-    let kl_mean = found.kl.iter().sum::<f64>() / found.kl.len().max(1) as f64;
-    let prompt_tokens = tokens.len();
-    let equal_tokens = found.equal;
-    let [a, b] = found.continuations.map(|side| {
-        Ok::<_, crate::JobError>(ContinuedText {
-            text: text(tokens, &side.tokens)?,
-            own_text: text(&before, &side.tokens[equal_tokens..])?,
-            stopped: stop_name(side.stopped),
-            tokens: side.tokens,
-        })
-    });
-    Ok(ComparedPrompt { prompt, prompt_tokens, equal_tokens, equal_text, kl_mean, difference, a: a?, b: b? })
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comparison_is_read_back_and_a_candidate_is_named_once() {
+        let arguments = |recipes: &[&str]| CompareArguments {
+            model: ModelPath::new("m"),
+            recipes: recipes.iter().map(|name| (*name).to_owned()).collect(),
+            outputs: vec![ModelPath::new("out")],
+            ..CompareArguments::default()
+        };
+        let job = arguments(&["NVFP4", "rtn-q4_0"]).resolve().unwrap();
+        let names: Vec<String> = job.candidates.iter().map(CompareCandidate::name).collect();
+        assert_eq!(names, ["nvfp4", "rtn-q4_0", "out"]);
+        let read = crate::job::from_json::<Compare>("j", crate::job::to_json(&job).unwrap()).unwrap();
+        assert_eq!(read, job);
+        let kept = Compare { keep_outputs: Some("kept".into()), ..job };
+        let outputs: Vec<PathBuf> = kept.outputs().into_iter().map(|output| output.path).collect();
+        assert_eq!(outputs, [PathBuf::from("kept/nvfp4"), PathBuf::from("kept/rtn-q4_0.gguf")]);
+        let error = |recipes| arguments(recipes).resolve().unwrap_err().to_string();
+        assert!(error(&["nvfp4", "NVFP4"]).contains("nvfp4 twice"));
+        assert!(error(&["no-such-recipe"]).contains("no-such-recipe"));
+        let none = CompareArguments { model: ModelPath::new("m"), ..CompareArguments::default() };
+        assert!(none.resolve().unwrap_err().to_string().contains("fix: mantissa compare MODEL --recipe"));
+    }
 }

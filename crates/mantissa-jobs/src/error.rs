@@ -14,6 +14,7 @@ use mantissa_train::TrainError;
 use mantissa_train::data::DataError;
 
 use crate::memory::Limit;
+use crate::pull_fault::PullFault;
 use crate::run_fault::RunFault;
 use crate::text::bytes;
 
@@ -229,6 +230,9 @@ pub enum JobError {
     /// A value cannot be written as JSON: a bug.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
+    /// A download failed.
+    #[error(transparent)]
+    Pull(Box<PullFault>),
     /// Training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
@@ -286,6 +290,7 @@ boxed! {
     Quant: QuantError,
     Advise: AdviseError,
     Tensor: TensorError,
+    Pull: PullFault,
 }
 
 impl JobError {
@@ -308,6 +313,8 @@ impl JobError {
             | JobError::Recipe(_)
             | JobError::Undeclared(_) => Class::Input,
             JobError::Quant(error) => of_quant(error),
+            JobError::Pull(error) if error.is_stop() => Class::Stopped,
+            JobError::Pull(_) => Class::Environment,
             JobError::Store(error) => error.class().into(),
             JobError::Load(error) => error.class().into(),
             JobError::Generate(error) => error.class().into(),

@@ -1,7 +1,7 @@
 //! Models by their name on the Hugging Face hub, in the cache that its tools share on a machine.
 //!
 //! Layout (`huggingface_hub`, "Understand caching"): `models--ORG--NAME/refs/BRANCH` holds a revision, and
-//! `models--ORG--NAME/snapshots/REVISION` its files. Nothing is fetched here.
+//! `models--ORG--NAME/snapshots/REVISION` its files. Nothing is fetched here: the job `Pull` does that.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const PREFIXES: [&str; 6] = [
 const LONGEST: usize = 96;
 
 /// Largest file that names a revision, in bytes.
-const REVISION: u64 = 256;
+pub(crate) const REVISION: u64 = 256;
 
 /// Name of a model on the hub: `ORG/NAME`, with `@REVISION` or, for a repository of GGUF files, `:TAG` after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,18 +54,23 @@ impl HubName {
 
     /// Finds the model in `cache`: its folder, or its GGUF file.
     pub fn cached(&self, cache: &Path) -> Option<PathBuf> {
-        let snapshot = snapshot(&cache.join(self.folder_name()), self.revision.as_deref())?;
-        match &self.file {
-            Some(tag) => gguf_files(&snapshot).into_iter().find(|file| names(file, tag)),
-            None => Some(snapshot),
-        }
+        let snapshot = snapshot(&cache.join(folder_name(&self.repository)), self.revision.as_deref())?;
+        let Some(tag) = &self.file else { return Some(snapshot) };
+        let mut files = gguf_files(&snapshot);
+        // Models of many parts have a folder for each quantization.
+        subfolders(&snapshot).iter().for_each(|folder| files.extend(gguf_files(folder)));
+        let inside =
+            |file: &PathBuf| file.strip_prefix(&snapshot).unwrap_or(file).to_string_lossy().into_owned();
+        let names: Vec<String> = files.iter().map(inside).collect();
+        let found = tagged(&names.iter().map(String::as_str).collect::<Vec<_>>(), tag)?;
+        Some(files.swap_remove(found))
     }
 
     /// Returns the command that fetches the model.
     fn download(&self) -> String {
         let revision = self.revision.as_ref().map_or_else(String::new, |name| format!(" --revision {name}"));
-        let file = self.file.as_ref().map_or_else(String::new, |tag| format!(" --include '*{tag}*'"));
-        format!("hf download {}{revision}{file}", self.repository)
+        let file = self.file.as_ref().map_or_else(String::new, |tag| format!(":{tag}"));
+        format!("mantissa pull {}{file}{revision}", self.repository)
     }
 
     /// Says what to do where a cache with the models `known` lacks this one.
@@ -74,11 +79,11 @@ impl HubName {
         let or = near.map_or_else(String::new, |near| format!(", or give {near}"));
         format!("check the path, or fetch the model ({}) and give the name again{or}", self.download())
     }
+}
 
-    /// Returns the name of the repository's folder in a cache.
-    fn folder_name(&self) -> String {
-        format!("{FOLDER}{}", self.repository.replace('/', "--"))
-    }
+/// Returns the name of the folder of `repository`, `ORG/NAME`, in a cache.
+pub(crate) fn folder_name(repository: &str) -> String {
+    format!("{FOLDER}{}", repository.replace('/', "--"))
 }
 
 /// First part of the name of a model's folder in a cache.
@@ -93,6 +98,11 @@ fn split(text: &str, at: char) -> (&str, Option<&str>) {
 fn is_part(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&c);
     !text.is_empty() && text.len() <= LONGEST && text.chars().all(allowed) && !text.starts_with('.')
+}
+
+/// True for a branch, a tag or a commit: parts that the hub allows, with `/` between them as in `refs/pr/1`.
+pub(crate) fn is_revision(text: &str) -> bool {
+    text.len() <= 200 && text.split('/').all(is_part)
 }
 
 /// Returns the cache of this machine, by the variables of `huggingface_hub` in their order.
@@ -137,13 +147,52 @@ pub fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
 /// Lists the GGUF files of a folder, of a split model only the first, sorted by name.
 pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_first = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        name.strip_suffix(".gguf").is_some_and(|stem| !stem.contains("-of-") || stem.contains("-00001-of-"))
-    };
+    let is_first = |path: &PathBuf| is_first_part(&path.file_name().unwrap_or_default().to_string_lossy());
     let mut found: Vec<PathBuf> = entries.filter(is_first).collect();
     found.sort();
     found
+}
+
+/// Lists the folders in a folder, sorted by name.
+fn subfolders(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut found: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+    found.sort();
+    found
+}
+
+/// True for the path of a GGUF model: one file, or the first part of a split one. Projectors of images are none.
+pub(crate) fn is_first_part(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or_default().to_lowercase();
+    let stem = name.strip_suffix(".gguf").filter(|stem| !stem.starts_with("mmproj"));
+    stem.is_some_and(|stem| !stem.contains("-of-") || stem.contains("-00001-of-"))
+}
+
+/// Returns the index of the path that `tag` names, whatever its case: as a whole word of the file's name if there is one,
+/// or else as a part of it.
+pub(crate) fn tagged(paths: &[&str], tag: &str) -> Option<usize> {
+    let tag = tag.to_lowercase();
+    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_lowercase();
+    let is_end = |c: Option<char>| c.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '_');
+    let is_word = |path: &&str| {
+        let name = name(path);
+        name.match_indices(&tag).any(|(at, found)| {
+            is_end(name[..at].chars().next_back()) && is_end(name[at + found.len()..].chars().next())
+        })
+    };
+    paths
+        .iter()
+        .position(|path| is_word(&path))
+        .or_else(|| paths.iter().position(|path| name(path).contains(&tag)))
+}
+
+/// Returns the tag in the name of a GGUF model, such as `Q4_K_M`: its last word.
+pub(crate) fn tag_of(path: &str) -> Option<String> {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    let stem = name.get(..name.len().checked_sub(".gguf".len())?)?;
+    let stem = stem.split("-00001-of-").next().unwrap_or_default();
+    let tag = stem.rsplit(['-', '.']).next().filter(|tag| is_part(tag))?;
+    Some(tag.to_owned())
 }
 
 /// Returns the model that a path stands for: the snapshot of a repository's folder in a cache, the only GGUF file of a
@@ -167,12 +216,6 @@ fn only_gguf(folder: &Path) -> Option<PathBuf> {
         [only] => Some(only.clone()),
         _ => None,
     }
-}
-
-/// True if the name of `file` contains `tag`, whatever its case.
-fn names(file: &Path, tag: &str) -> bool {
-    let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    name.contains(&tag.to_lowercase())
 }
 
 /// Lists the models in `cache` by their names on the hub, sorted.
@@ -204,7 +247,7 @@ pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
 }
 
 /// Returns the names of `known` that are near to `name`, if one differs in few letters.
-fn near(name: &str, known: &[String]) -> Option<String> {
+pub(crate) fn near(name: &str, known: &[String]) -> Option<String> {
     let differs = |known: &&String| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
     let few = name.chars().count().max(3) / 3;
     let close: Vec<&str> = known.iter().filter(|known| differs(known) <= few).map(String::as_str).collect();
@@ -294,6 +337,14 @@ mod tests {
         assert_eq!(found("q4_k_m"), Some(snapshot.join("m-Q4_K_M.gguf")));
         assert_eq!(found("Q8_0"), Some(snapshot.join("m-Q8_0-00001-of-00002.gguf")));
         assert_eq!(found("Q2_K"), None);
+        // A tag is a whole word before it is a part of one, and a folder may hold the parts.
+        for file in ["m-Q4_K.gguf", "mmproj-Q2_K.gguf", "Q6_K/m-Q6_K-00001-of-00002.gguf"] {
+            write(&snapshot.join(file), "");
+        }
+        assert_eq!(found("q4_k"), Some(snapshot.join("m-Q4_K.gguf")));
+        assert_eq!(found("Q6_K"), Some(snapshot.join("Q6_K/m-Q6_K-00001-of-00002.gguf")));
+        assert_eq!(found("Q2_K"), None);
+        fs::remove_file(snapshot.join("m-Q4_K.gguf")).unwrap();
         // Without a tag one file is the model; of several none is.
         let at = |named: &Path| location(named, || Some(cache.path().to_owned()));
         assert_eq!(at(Path::new("org/m-GGUF")), Some(snapshot.clone()));
@@ -315,10 +366,10 @@ mod tests {
         assert!(fix.contains("there is stories260K in"), "{fix}");
         assert_eq!(fix_of_missing(&folder.path().join("nothing-like-it"), None), "check the path");
         let fix = fix_of_missing(Path::new("org/Qwen3-9B"), Some(folder.path()));
-        assert!(fix.contains("hf download org/Qwen3-9B)") && fix.contains("give org/Qwen3-8B"), "{fix}");
+        assert!(fix.contains("mantissa pull org/Qwen3-9B)") && fix.contains("give org/Qwen3-8B"), "{fix}");
         let fix = |name: &str| fix_of_missing(Path::new(name), None);
-        assert!(fix("org/m@v2").contains("hf download org/m --revision v2)"), "{}", fix("org/m@v2"));
-        assert!(fix("org/m:Q4_0").contains("hf download org/m --include '*Q4_0*')"), "{}", fix("org/m:Q4_0"));
+        assert!(fix("org/m@v2").contains("mantissa pull org/m --revision v2)"), "{}", fix("org/m@v2"));
+        assert!(fix("org/m:Q4_0").contains("mantissa pull org/m:Q4_0)"), "{}", fix("org/m:Q4_0"));
         // Below a folder that is there, a path is meant: the tests run in the crate's folder.
         assert!(fix("src/hub.r").contains("there is hub.rs in src"), "{}", fix("src/hub.r"));
         assert_eq!(fix("src/nothing-like-it"), "check the path");

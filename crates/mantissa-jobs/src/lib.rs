@@ -16,6 +16,7 @@ mod text;
 // Layer: errors and progress.
 mod error;
 mod progress;
+mod pull_fault;
 mod run_fault;
 
 // Layer: hosts and jobs.
@@ -65,13 +66,16 @@ mod recalibrate;
 
 // Layer: measurements and servers.
 mod bench;
-mod compare;
 mod diagnose;
+mod diff;
 mod doctor;
 mod evaluate;
 mod serve;
 mod signature;
 mod verify;
+
+// Layer: downloads.
+mod pull;
 
 // Layer: training, inspection and casts.
 pub mod cast;
@@ -79,12 +83,17 @@ pub mod finetune;
 pub mod inspect;
 pub mod train;
 
+// Layer: comparison of candidates.
+mod compare;
+
 pub use bench::{Bench, BenchReport, BenchRun, KernelRow};
 pub use compare::{
-    Compare, CompareReport, ComparedPrompt, ContinuedText, NextToken, Parting, Prompts as ComparePrompts,
+    Bench as CompareBench, Compare, CompareArguments, CompareCandidate, ComparePair, CompareReport,
+    CompareRow, ComparedText, TextFigures, quantize_verified,
 };
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
 pub use diagnose::{Diagnose, DiagnoseReport};
+pub use diff::{ComparedPrompt, ContinuedText, Diff, DiffReport, NextToken, Parting, Prompts as DiffPrompts};
 pub use doctor::{Doctor, DoctorReport};
 pub use error::{
     BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
@@ -100,6 +109,8 @@ pub use load_needs::LoadNeeds;
 pub use loaded::{LoadedModel, ModelUse};
 pub use model::ModelPath;
 pub use progress::{Gauge, Meter, Polling, Progress, Silent, Unit};
+pub use pull::{Pull, PullArguments, PullReport, PulledFile};
+pub use pull_fault::PullFault;
 pub use quantize::{
     CalibrationDtype, PreparedQuantize, Quantize, QuantizeArguments, QuantizeReport, RecipeText,
     ResolvedQuantize, RoundChoice, WeightOptions,

@@ -6,7 +6,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags, fallocate, renameat_with, setxattr};
+use rustix::fs::{
+    CWD, FallocateFlags, RenameFlags, XattrFlags, fallocate, renameat_with, setxattr, statvfs, symlinkat,
+};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::failpoint::{Change, change};
@@ -163,6 +165,23 @@ pub fn exchange(a: &Path, b: &Path) -> io::Result<Option<()>> {
 
 fn unsupported(error: Errno) -> bool {
     [Errno::NOSYS, Errno::INVAL, Errno::OPNOTSUPP].contains(&error)
+}
+
+/// Creates a symbolic link at `path`, which must not exist, with the text `target`.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`] if it exists; other I/O errors, as on file systems without links.
+pub fn link(target: &Path, path: &Path) -> io::Result<()> {
+    change(Change::Link(target, path), || symlinkat(target, CWD, path).map_err(io::Error::from))
+}
+
+/// Returns the bytes that this process may still write to the file system of an existing file or folder.
+///
+/// # Errors
+/// I/O errors.
+pub fn free(path: &Path) -> io::Result<u64> {
+    let found = statvfs(path)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Removes a file.

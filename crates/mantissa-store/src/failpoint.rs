@@ -58,6 +58,8 @@ pub(crate) enum Change<'a> {
     Sync(&'a Path),
     /// A name is moved; a file at the new name is replaced.
     Rename(&'a Path, &'a Path),
+    /// A symbolic link with a text is created at a path.
+    Link(&'a Path, &'a Path),
     /// Two names are exchanged.
     Exchange(&'a Path, &'a Path),
     /// A file is removed.
@@ -76,7 +78,12 @@ impl Change<'_> {
     fn takes_space(self) -> bool {
         matches!(
             self,
-            Change::Create(_) | Change::Folder(_) | Change::Write(..) | Change::Length(..) | Change::Mark(..)
+            Change::Create(_)
+                | Change::Folder(_)
+                | Change::Write(..)
+                | Change::Length(..)
+                | Change::Mark(..)
+                | Change::Link(..)
         )
     }
 }
@@ -243,6 +250,7 @@ impl Trace {
             Change::Mark(path, text) => format!("mark\t{}\t{text}", path.display()),
             Change::Sync(path) => format!("sync\t{}", path.display()),
             Change::Rename(from, to) => format!("rename\t{}\t{}", from.display(), to.display()),
+            Change::Link(target, path) => format!("link\t{}\t{}", target.display(), path.display()),
             Change::Exchange(a, b) => format!("exchange\t{}\t{}", a.display(), b.display()),
             Change::RemoveFile(path) => format!("unlink\t{}", path.display()),
             Change::RemoveFolder(path) => format!("rmdir\t{}", path.display()),

@@ -36,7 +36,7 @@ fn mantissa(dir: &Path, arguments: &[&str]) {
 const MIXED: &str = "method = \"rtn\"\nweights = \"int4-g32\"\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"int8-channel\"\n";
 
 /// Writes a page of each kind into `dir`.
-fn make_pages(dir: &Path) -> [PathBuf; 4] {
+fn make_pages(dir: &Path) -> [PathBuf; 5] {
     let recipes = [
         "w8a16",
         "w8a8",
@@ -52,7 +52,7 @@ fn make_pages(dir: &Path) -> [PathBuf; 4] {
     let flags = recipes.iter().flat_map(|recipe| ["--recipe", recipe]);
     mantissa(dir, &["demo", "--report", "demo.html"].into_iter().chain(flags).collect::<Vec<_>>());
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    fs::copy(root.join("demo/text/stories.txt"), dir.join("stories.txt")).unwrap();
+    fs::copy(root.join("../mantissa-jobs/demo/text/stories.txt"), dir.join("stories.txt")).unwrap();
     let text = ["--text", "stories.txt", "--split", "<|endoftext|>", "--docs", "1..8"];
     let quantize = ["quantize", "demo", "--recipe", "rtn-int4-g128", "--out", "int4"];
     mantissa(dir, &quantize.into_iter().chain(text).collect::<Vec<_>>());
@@ -63,8 +63,11 @@ fn make_pages(dir: &Path) -> [PathBuf; 4] {
         dir,
         &["report", "mixed", "--out", "mixed.html", "--prompt", "def main():", "--new-tokens", "24"],
     );
+    let compare =
+        ["compare", "demo", "int4", "--recipe", "rtn-q8_0", "--recipe", "nf4", "--html", "compare.html"];
+    mantissa(dir, &compare.into_iter().chain(["--limit", "3000", "--context", "128"]).collect::<Vec<_>>());
     train(dir);
-    ["demo.html", "int4.html", "mixed.html", "run.html"].map(|name| dir.join(name))
+    ["demo.html", "compare.html", "int4.html", "mixed.html", "run.html"].map(|name| dir.join(name))
 }
 
 /// Trains a model for a few steps in fp8, and writes its page.

@@ -9,19 +9,17 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_eval::{Evaluation, Sequence, TextOptions, sequences_from_text};
-use mantissa_jobs::choose;
+use mantissa_jobs::{CompareBench, choose, quantize_verified};
 use mantissa_model::{Bos, Decoder, Tokenizer};
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::verify::{Against, verify_against};
-use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
+use mantissa_quant::{Options, Plan, Recipe};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Output, Paths, Scratch};
+use mantissa_store::{Paths, Scratch};
 use serde::Serialize;
 
 use super::execute::Execute;
 use super::report::texts::{self, Continuation};
 use crate::context::Context;
-use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, bytes, paragraph};
 use crate::progress::Unit;
@@ -129,7 +127,7 @@ struct Figures {
 struct Bench {
     files: ModelFiles,
     decoder: Decoder,
-    texts: Vec<(&'static str, Vec<Sequence>)>,
+    texts: Vec<(String, Vec<Sequence>)>,
     calibration: CalibrationSet,
     tokenizer: Tokenizer,
 }
@@ -158,7 +156,8 @@ impl Execute for Args {
         let bench = Bench::load()?;
         let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
         progress.message("unquantized model");
-        let dense = bench.measure(&bench.decoder, None, context.threads)?;
+        let compared = bench.compared(context.threads);
+        let dense = figures(&compared.of_reference(&|_| ControlFlow::Continue(()))?);
         let scratch = Scratch::new()?;
         let mut rows = Vec::with_capacity(recipes.len());
         for (i, recipe) in recipes.into_iter().enumerate() {
@@ -190,7 +189,7 @@ impl Bench {
         let tokenizer = Tokenizer::load(files.dir())?;
         let mut texts = Vec::new();
         for domain in DOMAINS {
-            texts.push((domain.name, windows(domain.name, domain.held_out, &tokenizer)?));
+            texts.push((domain.name.to_owned(), windows(domain.name, domain.held_out, &tokenizer)?));
         }
         let calibration = windows("calibration", CALIBRATION, &tokenizer)?;
         let windows = calibration.into_iter().map(|sequence| sequence.tokens).collect();
@@ -206,15 +205,8 @@ impl Bench {
         let options = Options { threads: context.threads, calibration, ..Options::default() };
         let plan = Plan::new(&self.files, recipe, options)?;
         let out = if plan.container.is_one_file() { out.with_extension("gguf") } else { out.to_owned() };
-        let quality = run_plan(&plan, &self.files, &Output::owned(&out), Start::Restart, &mut |_| {
-            ControlFlow::Continue(())
-        })?
-        .quality;
-        let against = Against { reference: Some(self.files.dir()), recorded: false, text: None };
-        let verified = verify_against(&out, &against, context.threads, &|_| ControlFlow::Continue(()))?;
-        if !verified.ok {
-            return Err(GateFailed::new(format!("{name}: verify: {}", verified.faults.join("; "))).into());
-        }
+        let (plan, outcome) = quantize_verified(plan, &self.files, self.files.dir(), &out, None)?;
+        let quality = outcome.quality;
         let quantized = Decoder::load(&ModelFiles::open(&out)?)?;
         Ok(Row {
             recipe: name,
@@ -224,7 +216,9 @@ impl Bench {
             linear_bits_per_weight: quality.linear_bits_per_weight,
             linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
             bytes: quality.bytes,
-            domains: self.measure(&quantized, Some(&self.decoder), context.threads)?,
+            domains: figures(
+                &self.compared(context.threads).compared(&quantized, &|_| ControlFlow::Continue(()))?,
+            ),
             sample: self.sample(&quantized)?,
             fallbacks: quality.fallbacks.len(),
             seconds: start.elapsed().as_secs_f64(),
@@ -237,13 +231,15 @@ impl Bench {
         texts::continued(model, &self.tokenizer, &prompt, SAMPLE)
     }
 
-    fn measure(&self, model: &Decoder, reference: Option<&Decoder>, threads: usize) -> Result<Vec<Figures>> {
-        let measure = |(domain, sequences): &(&'static str, Vec<Sequence>)| {
-            let found = mantissa_eval::evaluate(model, reference, sequences, threads, &|_| ())?;
-            Ok(Figures::new(domain, &found))
-        };
-        self.texts.iter().map(measure).collect()
+    /// Returns what measures models on the texts.
+    fn compared(&self, threads: usize) -> CompareBench<'_> {
+        CompareBench { reference: &self.decoder, texts: &self.texts, threads }
     }
+}
+
+/// Describes evaluations on the texts, in their order.
+fn figures(found: &[Evaluation]) -> Vec<Figures> {
+    DOMAINS.iter().zip(found).map(|(domain, found)| Figures::new(domain.name, found)).collect()
 }
 
 impl Figures {

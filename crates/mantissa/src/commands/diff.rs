@@ -5,9 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_eval::TokenCandidate;
-use mantissa_jobs::{
-    Compare, ComparePrompts, CompareReport, ComparedPrompt, ContinuedText, Job, NextToken, Parting,
-};
+use mantissa_jobs::{ComparedPrompt, ContinuedText, Diff, DiffPrompts, DiffReport, Job, NextToken, Parting};
 use mantissa_store::Paths;
 
 use super::execute::Execute;
@@ -66,12 +64,12 @@ pub struct Args {
 
 impl Args {
     /// Returns the job.
-    fn job(&self) -> Compare {
+    fn job(&self) -> Diff {
         let prompts = match (&self.prompts, &self.prompt) {
-            (Some(file), _) => ComparePrompts::File(file.clone()),
-            (None, prompt) => ComparePrompts::Text(prompt.clone().unwrap_or_default()),
+            (Some(file), _) => DiffPrompts::File(file.clone()),
+            (None, prompt) => DiffPrompts::Text(prompt.clone().unwrap_or_default()),
         };
-        Compare {
+        Diff {
             a: self.a.job_path().clone(),
             b: self.b.job_path().clone(),
             prompts,
@@ -109,7 +107,7 @@ fn own(side: &ContinuedText) -> &str {
 /// Width of the two texts side by side.
 const WIDTH: usize = 80;
 
-fn human(out: &mut dyn Write, report: &CompareReport) -> io::Result<()> {
+fn human(out: &mut dyn Write, report: &DiffReport) -> io::Result<()> {
     for (i, prompt) in report.prompts.iter().enumerate() {
         if i > 0 {
             writeln!(out)?;
@@ -123,7 +121,7 @@ fn human(out: &mut dyn Write, report: &CompareReport) -> io::Result<()> {
     Ok(())
 }
 
-fn human_prompt(out: &mut dyn Write, report: &CompareReport, c: &ComparedPrompt) -> io::Result<()> {
+fn human_prompt(out: &mut dyn Write, report: &DiffReport, c: &ComparedPrompt) -> io::Result<()> {
     writeln!(out, "prompt  {}", quoted(&c.prompt))?;
     writeln!(out, "equal   {} tokens: {}", c.equal_tokens, quoted(&c.equal_text))?;
     let Some(parting) = &c.difference else {

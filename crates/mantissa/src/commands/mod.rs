@@ -4,6 +4,7 @@ mod adapter;
 mod bench;
 mod calibration;
 mod cast;
+mod compare;
 mod completions;
 mod convert;
 mod coverage;
@@ -29,6 +30,7 @@ mod next_steps;
 mod outcome;
 mod parse;
 mod plan;
+mod pull;
 mod quantize;
 mod rebuild;
 mod recalibrate;
@@ -108,6 +110,7 @@ macro_rules! commands {
 
 commands! {
     Demo: demo,
+    Pull: pull,
     Plan: plan,
     Explain: explain,
     Inspect: inspect,
@@ -123,6 +126,7 @@ commands! {
     Run: run,
     Serve: serve,
     Eval: eval,
+    Compare: compare,
     Diff: diff,
     Bench: bench,
     Verify: verify,

@@ -104,7 +104,7 @@ fn a_tag_stands_for_a_gguf_file_and_a_wrong_name_is_answered() {
     assert!(several.contains("2 GGUF files") && several.contains("name one of them"), "{several}");
     let missing = failed("org/model-GGUG");
     assert!(
-        missing.contains("hf download org/model-GGUG") && missing.contains("give org/model-GGUF"),
+        missing.contains("mantissa pull org/model-GGUG") && missing.contains("give org/model-GGUF"),
         "{missing}"
     );
     let near = failed(text(&tiny.with_file_name("llama2-gqa-tie")));

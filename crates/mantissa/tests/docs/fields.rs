@@ -7,7 +7,7 @@ use crate::support::strict_json;
 use crate::{output_in, root};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 27] = [
+const REPORTS: [(&[&str], &str); 28] = [
     (&["plan"], "plan demo --hardware h100"),
     (&["plan"], "plan demo --hardware h100 --train"),
     (&["explain"], "explain w4a16 demo --hardware h100"),
@@ -24,6 +24,7 @@ const REPORTS: [(&[&str], &str); 27] = [
     (&["dry runs"], "eval q --reference demo --text sample.txt --dry-run"),
     (&["dry runs"], "serve q --dry-run"),
     (&["bench"], "bench q --prompt 16 --gen 4 --reps 1 --explain"),
+    (&["compare"], "compare demo q --recipe rtn-int8-channel --text sample.txt --context 64"),
     (&["diff"], "diff q demo -p Once -n 4"),
     (&["inspect"], "inspect q"),
     (&["verify"], "verify q --reference demo"),

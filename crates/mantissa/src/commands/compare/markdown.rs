@@ -1,0 +1,84 @@
+//! Section of a model card, in Markdown.
+
+use mantissa_jobs::{CompareReport, CompareRow};
+
+use super::{conclusion, kl_text, measured_on, share, sizes};
+use crate::output::bytes;
+
+/// Makes the section: one table with a column of KL for each text, and how it was measured.
+pub(super) fn section(report: &CompareReport) -> String {
+    let several = report.texts.len() > 1;
+    let mut head = vec!["candidate".to_owned(), "bits/weight".to_owned(), "size".to_owned()];
+    head.extend(
+        report.texts.iter().map(|text| if several { format!("KL, {}", text.text) } else { "KL".to_owned() }),
+    );
+    head.extend(["top-1", "loads in"].map(str::to_owned));
+    let numbers = head.len() - 3;
+    let mut lines = vec!["## Quantization".to_owned(), String::new(), line(&head)];
+    lines.push(format!("|---{}|---|", "|--:".repeat(numbers + 1)));
+    let dense = report.bits.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.2}"));
+    let mut cells = vec![report.model.display().to_string(), dense, bytes(report.bytes)];
+    cells.extend(report.texts.iter().map(|_| "0".to_owned()));
+    cells.extend([String::new(), String::new()]);
+    lines.push(line(&cells));
+    lines.extend(report.rows.iter().map(|row| line(&cells_of(report, row))));
+    lines.push(String::new());
+    lines.push(escaped(&sentence(&measured_on(report))));
+    lines.push(escaped(&sentence(&conclusion(report))));
+    lines.extend(report.note.as_ref().map(|note| escaped(&sentence(note))));
+    let tool = concat!("Measured by mantissa ", env!("CARGO_PKG_VERSION"), " (`mantissa compare`).");
+    lines.push(tool.to_owned());
+    lines.join("\n") + "\n"
+}
+
+fn cells_of(report: &CompareReport, row: &CompareRow) -> Vec<String> {
+    let [bits, size] = sizes(row);
+    let mut cells = vec![row.name.clone(), bits, size];
+    match &row.error {
+        Some(error) => {
+            cells.push(format!("failed: {error}"));
+            cells.extend(report.texts.iter().skip(1).map(|_| String::new()));
+        }
+        None => cells.extend(row.texts.iter().map(|text| kl_text(Some(text.kl), Some(text.kl_se)))),
+    }
+    cells.extend([share(row.top1), row.loads_in.join(", ")]);
+    cells
+}
+
+fn line(cells: &[String]) -> String {
+    let cells: Vec<String> = cells.iter().map(|cell| escaped(cell)).collect();
+    format!("| {} |", cells.join(" | "))
+}
+
+/// Makes a sentence of a clause.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_uppercase(), letters.as_str()))
+}
+
+/// Escapes what Markdown would read as a cell, a tag or a mark, and lines of a name.
+fn escaped(text: &str) -> String {
+    let text = mantissa_jobs::escape::line(text);
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '|' | '\\' | '`' | '*' | '_' | '[' | ']' => safe.extend(['\\', c]),
+            '<' => safe.push_str("&lt;"),
+            '&' => safe.push_str("&amp;"),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_do_not_break_the_table() {
+        assert_eq!(escaped("a|b\nc<d>_e"), "a\\|b c&lt;d>\\_e");
+        assert_eq!(line(&["a|b".into(), "c".into()]), "| a\\|b | c |");
+        assert_eq!((sentence("kL: x"), sentence("")), ("KL: x.".to_owned(), String::new()));
+    }
+}
