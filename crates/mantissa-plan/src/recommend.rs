@@ -2,6 +2,7 @@
 
 mod choice;
 mod loads;
+mod offload;
 mod reasons;
 mod row;
 mod sharing;
@@ -18,6 +19,7 @@ use row::{choose, fastest, row, shown};
 
 pub use choice::{Entry, best};
 pub use loads::{Loads, loads};
+pub use offload::Offload;
 pub use row::{Load, MAX_KL, Row, SMALL_MODEL, USUAL_CONTEXT, answer_of, prompt_of};
 pub use train::{TrainAnswer, TrainRow, train};
 pub use words::{gb, rate};
@@ -64,9 +66,10 @@ impl Answer {
         self.rows.iter().find(|row| row.precision.name == name)
     }
 
-    /// Fewest bytes that any row takes on a device.
+    /// Fewest bytes that any row that runs takes on a device, with its smallest KV cache.
     pub fn least_bytes(&self) -> Option<f64> {
-        self.rows.iter().map(|row| row.bytes.total()).reduce(f64::min)
+        let runs = self.rows.iter().filter(|row| row.refusal().is_none());
+        runs.map(|row| row.least.bytes.total()).reduce(f64::min)
     }
 }
 
@@ -135,6 +138,7 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::hardware::Host;
     use crate::parallel::{PARALLELS, Parallel};
 
     fn load() -> Load {
@@ -149,6 +153,7 @@ mod tests {
             kv: None,
             max_kl: MAX_KL,
             memory: None,
+            host: Host::default(),
         }
     }
 

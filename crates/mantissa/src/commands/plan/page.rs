@@ -57,6 +57,11 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer) -> Page {
     }
     page.push(Html::heading("Candidates"));
     page.push(table("candidate precisions", &text::table(answer)));
+    if let Some(splits) = text::offload_table(answer) {
+        page.push(Html::heading("Layers on the GPU and on the host"));
+        page.push(Html::paragraph(&text::offload_words(load)));
+        page.push(table("layers on the GPU and on the host", &splits));
+    }
     let refused: Vec<String> = answer
         .rows
         .iter()

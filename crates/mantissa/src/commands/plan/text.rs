@@ -46,6 +46,47 @@ pub fn table(answer: &Answer) -> Table {
     table
 }
 
+/// Describes the table of splits with the host.
+pub fn offload_words(load: &Load) -> String {
+    let host = &load.host;
+    let assumed = match host.assumed {
+        true => ", two channels of DDR5-5600 assumed; --host FIGURES gives others",
+        false => "",
+    };
+    let memory = host.memory.map_or_else(String::new, |memory| format!("{} of ", bytes(memory as u64)));
+    format!(
+        "What does not fit, split as llama.cpp offloads layers (-ngl, the output layer included) to the GPU, the rest on the host ({memory}{:.1} GB/s{assumed}):",
+        host.bandwidth / 1e9
+    )
+}
+
+/// Returns the table of splits with the host, if there are any.
+pub fn offload_table(answer: &Answer) -> Option<Table> {
+    let right = Align::Right;
+    let mut table = Table::new([
+        ("precision", Align::Left),
+        ("-ngl", right),
+        ("layers", right),
+        ("on the GPU", right),
+        ("on the host", right),
+        ("decode tok/s", right),
+        ("host", Align::Left),
+    ]);
+    for row in &answer.rows {
+        let Some(split) = row.offload else { continue };
+        table.row([
+            row.precision.name.to_owned(),
+            split.gpu_layers.to_string(),
+            split.layers.to_string(),
+            bytes(split.gpu_bytes as u64),
+            bytes(split.host_bytes as u64),
+            interval(split.tokens_per_s),
+            if split.fits { "fits" } else { "too small" }.to_owned(),
+        ]);
+    }
+    (!table.rows().is_empty()).then_some(table)
+}
+
 /// Formats an interval of tokens/s by its ends: `21–37`.
 pub fn interval([low, _, high]: [f64; 3]) -> String {
     format!("{}–{}", rate(low), rate(high))
@@ -80,6 +121,11 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
     table(answer).write(out)?;
     writeln!(out)?;
     refusals(answer, out)?;
+    if let Some(table) = offload_table(answer) {
+        paragraph(out, 0, &offload_words(load))?;
+        table.write(out)?;
+        writeln!(out)?;
+    }
     let choice = &answer.recommendation;
     labelled(out, "choose", &headline(answer))?;
     choice.reasons.iter().try_for_each(|reason| labelled(out, "because", reason))?;
