@@ -23,6 +23,7 @@ mod error;
 pub mod minifloat;
 mod nearest;
 pub mod pack;
+mod pages;
 pub mod round;
 pub mod swizzle;
 
@@ -57,6 +58,7 @@ pub use grammar::{ParseError, parse_activation, parse_weight};
 pub use hadamard::Hadamard;
 pub use level::{Nested, Offsets, ScaleLevel};
 pub use nearest::{nearest, nearest_list};
+pub use pages::page_command;
 pub use round::Rounding;
 pub use scheme::{Encoder, RowKind, Rule, ScaleFloor, Scheme, Source};
 pub use tensor::{

@@ -53,7 +53,7 @@ const APPLE_SHARES: Shares =
 pub(super) const CPU_SHARES: Shares = Shares {
     bandwidth: [0.75, 0.87, 1.0],
     compute: [0.4, 0.5, 0.6],
-    source: "fitted on an idle AMD EPYC (Zen 4), 2026-11-26: docs/results/plan.md",
+    source: "fitted on an idle AMD EPYC (Zen 4), 2026-11-26: mantissa help results/plan",
 };
 
 /// Costs of mantissa's kernels on AVX-512 with VNNI and BF16, from docs/results/speed.md and docs/results/plan.md.

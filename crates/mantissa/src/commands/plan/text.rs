@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use mantissa_eval::verdict::Verdict;
+use mantissa_num::page_command;
 use mantissa_plan::figures::PAGE;
 use mantissa_plan::recommend::{Answer, Load, Row, rate};
 use mantissa_quant::Recipe;
@@ -110,11 +111,12 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
     let tokens =
         if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
     let text = format!(
-        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({PAGE}).",
+        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({}).",
         load.context,
         load.prefill,
         load.decode,
-        load.depth()
+        load.depth(),
+        page_command(PAGE)
     );
     paragraph(out, 0, &text)?;
     writeln!(out)?;
