@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mantissa_num::{nearest, nearest_list};
+use mantissa_num::listed;
 
 use super::engine::Engine;
 use super::engines::ENGINES;
@@ -34,23 +34,6 @@ pub struct TargetError {
 /// Maximum tensor parallelism.
 const MAX_TP: usize = 1024;
 
-/// Most names that a message lists.
-const MOST: usize = 12;
-
-/// Lists names for a message: all of a few, the nearest to `got` first, else the nearest, with the command that lists all.
-fn list<'a>(got: &str, names: impl Iterator<Item = &'a str> + Clone, all: &str) -> String {
-    if names.clone().count() > MOST {
-        return format!("{} ({all} lists all)", nearest_list(got, names));
-    }
-    let near = nearest(got, names.clone());
-    let others = names.filter(|name| !near.contains(name));
-    let names: Vec<&str> = near.iter().copied().chain(others).collect();
-    match names.split_last() {
-        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
-        _ => names.concat(),
-    }
-}
-
 impl EngineTarget {
     /// Parses `SERVER[:tp=N][,gpu=NAME]`.
     ///
@@ -60,7 +43,7 @@ impl EngineTarget {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let names = || list(name, ENGINES.iter().map(|engine| engine.name), "mantissa lint --help");
+        let names = || listed(name, ENGINES.iter().map(|engine| engine.name), "mantissa lint --help");
         let engine = Engine::named(name).ok_or_else(|| fault("engine", name, names()))?;
         let mut target = EngineTarget { engine, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
@@ -71,7 +54,7 @@ impl EngineTarget {
                 }
                 Some(("gpu", name)) => {
                     let names = || {
-                        let known = list(name, GPUS.iter().map(|gpu| gpu.name), "mantissa help gpus");
+                        let known = listed(name, GPUS.iter().map(|gpu| gpu.name), "mantissa help gpus");
                         format!("{known}, or a compute capability such as sm90")
                     };
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);
