@@ -40,6 +40,9 @@ pub struct Recommendation {
     pub bits: Option<u32>,
     /// Storage of keys and values.
     pub kv: Option<&'static str>,
+    /// Precision whose split with the host decodes fastest, where nothing fits the GPU alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<&'static str>,
     /// Fastest precision for prompts alone.
     pub prefill: Option<&'static str>,
     /// Fastest precision for decoding alone.
@@ -64,6 +67,13 @@ impl Answer {
     pub fn chosen(&self) -> Option<&Row> {
         let name = self.recommendation.precision?;
         self.rows.iter().find(|row| row.precision.name == name)
+    }
+
+    /// Returns the row whose split with the host is named, with the split.
+    pub fn split(&self) -> Option<(&Row, Offload)> {
+        let name = self.recommendation.split?;
+        let row = self.rows.iter().find(|row| row.precision.name == name)?;
+        Some((row, row.offload?))
     }
 
     /// Fewest bytes that any row that runs takes on a device, with its smallest KV cache.
@@ -120,12 +130,14 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
     };
     let chosen = choose(choices, max_kl, |row| row.seconds);
     let phase = |cost: fn(&Row) -> f64| fastest(choices, max_kl, cost).map(|row| row.precision.name);
+    let split = offload::fastest_split(&rows, max_kl).filter(|_| chosen.is_none());
     let recommendation = Recommendation {
         precision: chosen.map(|row| row.precision.name),
         recipe: chosen.and_then(|row| row.precision.recipe),
         format: chosen.filter(|row| !row.precision.is_dense()).map(|row| row.precision.convention),
         bits: chosen.map(|row| row.precision.nominal),
         kv: chosen.map(|row| row.kv.name),
+        split: split.map(|(row, _)| row.precision.name),
         prefill: phase(|row| 1.0 / row.prefill.tokens_per_s[1]),
         decode: phase(|row| 1.0 / row.decode.tokens_per_s[1]),
         reasons: reasons::reasons(shape, device, load, &rows, chosen, max_kl),

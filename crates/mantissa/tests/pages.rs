@@ -36,7 +36,7 @@ fn mantissa(dir: &Path, arguments: &[&str]) {
 const MIXED: &str = "method = \"rtn\"\nweights = \"int4-g32\"\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"int8-channel\"\n";
 
 /// Writes a page of each kind into `dir`.
-fn make_pages(dir: &Path) -> [PathBuf; 4] {
+fn make_pages(dir: &Path) -> [PathBuf; 6] {
     let recipes = [
         "w8a16",
         "w8a8",
@@ -64,7 +64,9 @@ fn make_pages(dir: &Path) -> [PathBuf; 4] {
         &["report", "mixed", "--out", "mixed.html", "--prompt", "def main():", "--new-tokens", "24"],
     );
     train(dir);
-    ["demo.html", "int4.html", "mixed.html", "run.html"].map(|name| dir.join(name))
+    // More than the card holds: a table of splits with the host.
+    mantissa(dir, &["plan", "--params", "70B", "--hardware", "rtx4090", "--html", "plan.html"]);
+    ["demo.html", "int4.html", "mixed.html", "run.html", "runs.html", "plan.html"].map(|name| dir.join(name))
 }
 
 /// Trains a model for a few steps in fp8, and writes its page.
@@ -88,6 +90,16 @@ fn train(dir: &Path) {
     fs::write(dir.join("run.toml"), settings).unwrap();
     mantissa(dir, &["train", "run.toml"]);
     mantissa(dir, &["report", "run", "--out", "run.html"]);
+    let other = [
+        "--set",
+        "out=a-run-with-a-longer-name",
+        "--set",
+        "precision.policy=bf16",
+        "--set",
+        "optimizer.lr=2e-3",
+    ];
+    mantissa(dir, &[&["train", "run.toml"][..], &other].concat());
+    mantissa(dir, &["report", "run", "a-run-with-a-longer-name", "--out", "runs.html"]);
 }
 
 /// Returns a copy of `page` that may run the probe.

@@ -103,14 +103,14 @@ impl Switch {
                 None if is_default => {
                     table.remove(own.name);
                     if !own.retired {
-                        dropped.push(format!("{} = {value}", own.name));
+                        dropped.push(format!("{} = {}", own.name, shown(value)));
                     }
                 }
-                None => switched.foreign.push((format!("{path} = {value}"), new.clone())),
+                None => switched.foreign.push((format!("{path} = {}", shown(value)), new.clone())),
                 Some(key) if is_default && !key.retired && key.default != own.default => {
                     table.remove(own.name);
                     let default = if key.default.is_empty() { "not set" } else { &key.default };
-                    replaced.push(format!("{} = {default} (was {value})", own.name));
+                    replaced.push(format!("{} = {default} (was {})", own.name, shown(value)));
                 }
                 Some(_) => {}
             }
@@ -139,6 +139,11 @@ fn is_changed(path: &str, paths: &[String]) -> bool {
 /// Parses the text of a default.
 fn parsed(text: &str) -> Option<Value> {
     format!("x = {text}").parse::<Table>().ok()?.remove("x")
+}
+
+/// Formats a value as settings are printed: `1e-8`, not `0.00000001`.
+fn shown(value: &Value) -> String {
+    value.as_float().map_or_else(|| value.to_string(), |number| format!("{number:?}"))
 }
 
 /// True if two values are equal, whole numbers and others alike.

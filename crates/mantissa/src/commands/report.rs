@@ -153,7 +153,7 @@ impl Execute for Args {
 }
 
 /// Time between two looks for a signal while a run is followed.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Writes the page of a run again and again until the run ends or the command is to stop; returns the last one.
 fn follow(run: &Path, first: RunPage, output: &Output, context: &Context) -> Result<RunPage> {

@@ -93,7 +93,14 @@ fn hardware_is_listed_and_given_by_its_figures() {
 fn what_does_not_fit_is_split_with_the_host() {
     let question = ["plan", "--params", "70B", "--hardware", "rtx4090"];
     let text = succeed(&question);
-    for part in ["-ngl", "two channels of DDR5-5600", "on the host", "changes     offload: llama.cpp runs "] {
+    for part in [
+        "-ngl",
+        "two channels of DDR5-5600",
+        "on the host",
+        "changes     offload: llama.cpp runs ",
+        "choose      nothing fits the GPU alone; split with the host: ",
+        "make        mantissa quantize MODEL --recipe ",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let split = |host: &str| {

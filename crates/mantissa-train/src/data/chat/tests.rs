@@ -164,7 +164,7 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
         ("{", "EOF"),
         ("[1]", "got a list"),
         ("{}", "got no field"),
-        (r#"{"question": "a", "answer": "b"}"#, "got none of these fields, but \"answer\", \"question\""),
+        (r#"{"question": "a", "answer": "b"}"#, "got none of these fields, but \"question\", \"answer\""),
         (r#"{"messages": 3}"#, "messages: expected a list of messages, got a number"),
         (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content: expected a text, got no such field"),
         (

@@ -150,6 +150,12 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
             None => labelled(out, "make", &makes(&model, recipe, choice.format))?,
         }
     }
+    if let Some((row, _)) = answer.split()
+        && let Some(recipe) = row.precision.recipe
+    {
+        let model = asked.args.subject.model().map(|model| super::super::next_steps::quoted(model.typed()));
+        labelled(out, "make", &makes(model.as_deref().unwrap_or("MODEL"), recipe, None))?;
+    }
     labelled(out, "measure", &measures(asked.args.subject.model()))?;
     match &asked.args.html {
         // Not wrapped, to be copied.
@@ -170,7 +176,13 @@ fn makes(model: &str, recipe: &str, format: Option<&str>) -> String {
 /// Names the choice with its engines and the precision of each phase.
 pub fn headline(answer: &Answer) -> String {
     let choice = &answer.recommendation;
-    let Some(name) = choice.precision else { return "nothing fits".to_owned() };
+    let Some(name) = choice.precision else {
+        let split = answer.split().map_or_else(String::new, |(row, split)| {
+            let (name, layers) = (row.precision.name, split.gpu_layers);
+            format!(" the GPU alone; split with the host: {name}, -ngl {layers}")
+        });
+        return format!("nothing fits{split}");
+    };
     let kv = choice.kv.unwrap_or("f16");
     let engines =
         answer.chosen().map(|row| row.loads.engines.join(", ")).filter(|engines| !engines.is_empty());

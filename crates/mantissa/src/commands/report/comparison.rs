@@ -294,7 +294,15 @@ fn charts(names: &[&str], read: &[Read]) -> Vec<Html> {
     let (step, tokens) = (|line: &LogLine| line.step, |line: &LogLine| line.tokens);
     let loss = |line: &LogLine| Some(line.smoothed_loss);
     let nats = Axis::linear("nats/token");
-    let chart = |title, x, y, series| LineChart { title, x, y, series }.html();
+    let chart = |title: &str, x, y, series: Vec<Series>| {
+        let mut shown = series.iter().filter(|series| series.points.iter().any(|(_, y)| y.is_finite()));
+        // A chart of one line has no legend, which would name the run.
+        let title = match (shown.next(), shown.next()) {
+            (Some(only), None) => format!("{title}: {}", only.name),
+            _ => title.to_owned(),
+        };
+        LineChart { title: &title, x, y, series }.html()
+    };
     let all = [
         chart("Loss, smoothed, by step", STEP, nats, series(step, loss)),
         chart("Loss, smoothed, by tokens", TOKENS, nats, series(tokens, loss)),
