@@ -30,6 +30,8 @@ GPU = dict(bandwidth=(0.5, 0.7, 0.88), compute=(0.4, 0.6, 0.78))
 APPLE = dict(bandwidth=(0.5, 0.68, 0.85), compute=(0.35, 0.5, 0.7))
 CPU_BANDWIDTH, CPU_ATTENTION, CPU_SPREAD, CPU_FEW = 0.87, 0.18, (0.85, 1.0, 1.15), 64
 GPU_ATTENTION, LATENCY, LINK = 0.6, 8e-6, 0.75
+# Host beside a GPU: shares of its bandwidth, and two channels of 8 bytes at 5.6 GT/s.
+HOST, DDR5 = (0.75, 0.87, 1.0), 2 * 8 * 5.6e9
 
 
 class Device:
@@ -75,6 +77,7 @@ class Case:
     n: int = 1
     by: str = "tensor"
     kv: str | None = None
+    host: str | None = None
     train: str | None = None
     zero: int = 0
     rank: int = 16
@@ -94,6 +97,7 @@ class Case:
             return given + ["--train", self.train, "--zero", self.zero, "--rank", self.rank]
         given += ["--prefill", self.prefill, "--decode", self.decode]
         given += ["--parallel", self.by] if self.n > 1 else []
+        given += ["--host", self.host] if self.host else []
         return given + (["--kv", self.kv] if self.kv else [])
 
     def title(self):
@@ -284,6 +288,33 @@ class Case:
         total += max(work["cache"] / bandwidth, work["attention"] / (device.rates[device.half] * CPU_ATTENTION))
         return [total / spread for spread in CPU_SPREAD]
 
+    def split(self, precision, scheme, host):
+        """Layers of a GGUF file on the GPU as llama.cpp fills it: the output layer, then layers from the last on, each with its
+        keys and values, beside the activations. The embedding is on the host. Returns `-ngl`, the bytes on both sides and the
+        tokens/s of decoding: the reads of both sides one after the other."""
+        model, device = self.model, self.device
+        head = table_bytes(precision, model)[1]
+        # A tied table is the head on the GPU, and the embedding on the host.
+        embedding = head if model.tied else table_bytes(precision, model)[0]
+        weights = sum(m.count * matrix_bytes(precision, model, m) for m in model.matrices)
+        weights += 2 * (model.others + model.expert_biases)
+        layer = (weights + self.batch * self.cache(scheme, self.context)) / model.layers
+        depth = min(self.prefill + self.decode // 2, self.context)
+        reads = self.products(precision, self.batch)[0] + self.products(precision, self.batch, True)[0]
+        reads += 2 * model.others + self.batch * self.read(scheme, depth)
+        count, gpu = 0, self.activations()
+        for size in [head] + [layer] * model.layers:
+            if gpu + size > device.memory:
+                break
+            count, gpu = count + 1, gpu + size
+        below = model.layers - max(count - 1, 0)
+        on_host = embedding + below * layer + (0 if count or model.tied else head)
+        own = (head if count else 0) + (model.layers - below) / model.layers * reads
+        others = below / model.layers * reads + (0 if count else head)
+        rates = [self.batch / (own / device.bandwidth / a + others / host / b)
+                 for a, b in zip(device.shares["bandwidth"], HOST)]
+        return count, gpu if count else 0, on_host, rates
+
     def exchange(self, tokens, chunks):
         """Seconds of the exchange between devices in 16 bits: ring all-reduces, gather and scatter, dispatch and combine,
         or states at the borders of stages."""
@@ -322,6 +353,19 @@ class Case:
                 check(name, f"prefill {edge}", prompt[which], row["prefill"]["tokens_per_s"][which])
             time = self.batch * (self.prefill / prompt[1] + self.decode / decode[1])
             check(name, "seconds", time, row["seconds"])
+            split = row.get("offload")
+            alone = self.n == 1 and self.device.maker not in ("apple", "cpu")
+            wanted = alone and not row["fits"] and precision["convention"] == "gguf" and "llama.cpp" in row["loads"]["engines"]
+            check(name, "is split", float(wanted), float(split is not None))
+            if wanted and split:
+                bandwidth = float(self.host.removesuffix("GB/s")) * 1e9 if self.host else DDR5
+                count, gpu, host, rates = self.split(precision, scheme, bandwidth)
+                check(name, "-ngl", count, split["gpu_layers"])
+                check(name, "layers", self.model.layers + 1, split["layers"])
+                check(name, "GPU", gpu, split["gpu_bytes"])
+                check(name, "host", host, split["host_bytes"])
+                for ours, theirs in zip(rates, split["tokens_per_s"]):
+                    check(name, "split decode", ours, theirs)
 
     # Training.
 
@@ -451,6 +495,14 @@ def cases(every):
         case("qwen3-next", "h100", n=4, batch=32),
         case("deepseek-v3.2", "h200", n=8, by="data", batch=64, kv="f16", **wide),
         case("deepseek-v3.2", "b200", n=8, batch=4, context=65_536, prefill=60_000, decode=1000),
+        # More than the GPU holds: split with the host.
+        case("Llama-3.1-70B", "rtx4090"), case("Llama-3.1-70B", "rtx5080", host="60GB/s", kv="int8"),
+        case("Qwen3-30B-A3B", "rtx5070ti", batch=4), case("gpt-oss-120b", "rx7900xtx", host="204.8GB/s"),
+        case("Llama-3.2-1B", "bandwidth=100GB/s,memory=1.5GB,f16=10TFLOPS"), case("gemma2-9b", "bandwidth=448GB/s,memory=8GB,bf16=60TFLOPS"),
+        case("deepseek-v2-lite", "rtx4080", context=32_768, prefill=30_000), case("Qwen2.5-32B", "l4", batch=3),
+        case("Llama-3.1-405B", "bandwidth=1TB/s,memory=1GB,bf16=100TFLOPS"), case("Llama-3.1-8B", "m3"),
+        case("Llama-3.1-8B", "m5-pro", **wide), case("Llama-3.1-70B", "h20"), case("mistral", "a10", batch=4), case("mistral", "rtx-a6000"),
+        case("qwen3-next", "h100-pcie", batch=2),
     ]
     small += [
         case(name, hardware, train=kind, context=context, batch=batch, n=n, zero=zero, rank=rank)

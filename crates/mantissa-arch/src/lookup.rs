@@ -1,6 +1,6 @@
 //! Look-ups of architectures and multimodal models by their names.
 
-use mantissa_num::nearest_list;
+use mantissa_num::{nearest_list, page_command};
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ impl Architecture {
     /// Lists the names nearest to `got`, for a message.
     pub fn nearest(got: &str) -> String {
         let names = nearest_list(got, Self::all().map(|architecture| architecture.name));
-        format!("{names} (docs/reference/architectures.md lists all)")
+        format!("{names} ({} lists all)", page_command("docs/reference/architectures.md"))
     }
 }
 
@@ -93,7 +93,7 @@ impl gguf::Architecture {
     /// Lists the written `model_type`s nearest to `got`, for a message.
     pub fn nearest_model_types(got: &str) -> String {
         let names = nearest_list(got, Self::all().flat_map(|row| row.model_types).copied());
-        format!("{names} (docs/reference/gguf.md lists all)")
+        format!("{names} ({} lists all)", page_command("docs/reference/gguf.md"))
     }
 }
 

@@ -4,6 +4,7 @@ pub mod predict;
 
 use mantissa_advise::{remedy, shape, subject};
 use mantissa_model::load_config;
+use mantissa_num::page_command;
 use mantissa_plan::contract::{EngineTarget, Subject, lint};
 use mantissa_plan::figures::PAGE;
 use mantissa_plan::hardware::{Device, Maker};
@@ -115,7 +116,7 @@ pub fn choose(
         n => format!("{first} of the {n} {measured} that fit the model and {engines}"),
     };
     let (kl, model) = chosen.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
-    let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({PAGE})");
+    let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({})", page_command(PAGE));
     Ok(RecipeChoice {
         recipe: chosen.recipe.unwrap_or_default(),
         format: found.container,

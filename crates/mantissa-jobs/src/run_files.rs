@@ -44,6 +44,9 @@ pub const TOKENIZER: &str = "tokenizer";
 /// Files of that folder.
 pub const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
+/// Outcome of a run that has not ended, also after a kill.
+pub const RUNNING: &str = "running";
+
 /// Outcome of a run whose results are written.
 pub const DONE: &str = "done";
 
@@ -113,6 +116,12 @@ pub struct RunFile {
     pub threads: usize,
     /// Number of parameters.
     pub parameters: u64,
+    /// Number of parameters that train, those of adapters included; absent from runs of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainable_parameters: Option<u64>,
+    /// Command that began the run, without its options; absent from runs of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_by: Option<String>,
     /// Precision policy.
     pub policy: String,
     /// Predicted bytes by purpose.
@@ -126,6 +135,9 @@ pub struct RunFile {
     /// The data in numbers; absent from runs of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataReport>,
+    /// Step at which a signal stopped the run, which can be resumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_at: Option<u64>,
     /// Outcome: `running` (also after a kill), `done` once the results are written, or the error that ended the run.
     pub outcome: String,
 }
@@ -139,6 +151,60 @@ impl RunFile {
         let text = serde_json::to_string_pretty(self)? + "\n";
         Ok(write_file_atomic(&Output::owned(run.join(RUN)), text.as_bytes())?)
     }
+}
+
+/// State of a run, by its lock and its description.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// A process trains it; its id and start.
+    Living(String),
+    /// It has ended, and its results are written.
+    Done,
+    /// A signal stopped it after so many steps.
+    Stopped(u64),
+    /// It was killed: no process trains it, and it has not ended.
+    Killed,
+    /// An error ended it.
+    Failed(String),
+    /// Its description is missing.
+    Unknown,
+}
+
+impl RunState {
+    /// Finds the state of the run in a folder with the description `about`.
+    ///
+    /// # Errors
+    /// A path that cannot be resolved.
+    pub fn of(run: &Path, about: Option<&RunFile>) -> Result<Self> {
+        if let Some(owner) = mantissa_store::writer_of(run)? {
+            return Ok(RunState::Living(owner));
+        }
+        Ok(match about {
+            None => RunState::Unknown,
+            Some(about) if about.outcome == DONE => RunState::Done,
+            Some(about) if about.outcome == RUNNING => RunState::Killed,
+            Some(RunFile { stopped_at: Some(step), .. }) => RunState::Stopped(*step),
+            Some(about) => RunState::Failed(about.outcome.clone()),
+        })
+    }
+
+    /// Word for tables and JSON.
+    pub fn word(&self) -> &'static str {
+        match self {
+            RunState::Living(_) => "running",
+            RunState::Done => "done",
+            RunState::Stopped(_) => "stopped",
+            RunState::Killed => "killed",
+            RunState::Failed(_) => "failed",
+            RunState::Unknown => "unknown",
+        }
+    }
+}
+
+/// Returns the step of the newest checkpoint in a run's folder.
+pub fn last_checkpoint(run: &Path) -> Option<u64> {
+    let entries = std::fs::read_dir(run.join(CHECKPOINTS)).ok()?;
+    entries.flatten().filter_map(|entry| steps_of(&entry.file_name().to_string_lossy())).max()
 }
 
 /// Returns the number of steps of a checkpoint's file name.

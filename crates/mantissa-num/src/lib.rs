@@ -23,6 +23,7 @@ mod error;
 pub mod minifloat;
 mod nearest;
 pub mod pack;
+mod pages;
 pub mod round;
 pub mod swizzle;
 
@@ -56,7 +57,8 @@ pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 pub use grammar::{ParseError, parse_activation, parse_weight};
 pub use hadamard::Hadamard;
 pub use level::{Nested, Offsets, ScaleLevel};
-pub use nearest::{nearest, nearest_list};
+pub use nearest::{listed, nearest, nearest_list};
+pub use pages::page_command;
 pub use round::Rounding;
 pub use scheme::{Encoder, RowKind, Rule, ScaleFloor, Scheme, Source};
 pub use tensor::{

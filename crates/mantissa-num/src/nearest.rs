@@ -38,6 +38,24 @@ pub fn nearest_list<'a>(got: &str, names: impl IntoIterator<Item = &'a str>) -> 
     }
 }
 
+/// Most names that a message lists.
+const MOST_LISTED: usize = 18;
+
+/// Lists names for a message: all of a few, the nearest to `got` first; of many the nearest, with the command that lists all.
+pub fn listed<'a>(got: &str, names: impl IntoIterator<Item = &'a str>, command: &str) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    if names.len() > MOST_LISTED {
+        return format!("{} ({command} lists all)", nearest_list(got, names));
+    }
+    let near = nearest(got, names.iter().copied());
+    let others = names.into_iter().filter(|name| !near.contains(name));
+    let all: Vec<&str> = near.iter().copied().chain(others).collect();
+    match all.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => all.concat(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +75,15 @@ mod tests {
     fn leading_parts_are_compared_with_shorter_names() {
         assert_eq!(nearest("int9-g32", NAMES)[0], "int8");
         assert_eq!(nearest("fp8-e4m9-channel", NAMES)[0], "fp8-e4m3");
+    }
+
+    #[test]
+    fn all_of_a_few_are_listed_and_many_by_a_command() {
+        assert_eq!(listed("awk", NAMES, "x"), "awq, rtn, gptq, int8, gptaq, fp8-e4m3 or fp8-e5m2");
+        let many: Vec<String> = (0..30).map(|i| format!("name{i}")).collect();
+        let found = listed("name7", many.iter().map(String::as_str), "mantissa list");
+        assert!(found.starts_with("name7, ") && found.ends_with(" (mantissa list lists all)"), "{found}");
+        assert_eq!((listed("a", ["b"], ""), listed("a", [], "")), ("b".to_owned(), String::new()));
     }
 
     #[test]

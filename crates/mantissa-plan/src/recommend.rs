@@ -2,6 +2,7 @@
 
 mod choice;
 mod loads;
+mod offload;
 mod reasons;
 mod row;
 mod sharing;
@@ -18,6 +19,7 @@ use row::{choose, fastest, row, shown};
 
 pub use choice::{Entry, best};
 pub use loads::{Loads, loads};
+pub use offload::Offload;
 pub use row::{Load, MAX_KL, Row, SMALL_MODEL, USUAL_CONTEXT, answer_of, prompt_of};
 pub use train::{TrainAnswer, TrainRow, train};
 pub use words::{gb, rate};
@@ -38,6 +40,9 @@ pub struct Recommendation {
     pub bits: Option<u32>,
     /// Storage of keys and values.
     pub kv: Option<&'static str>,
+    /// Precision whose split with the host decodes fastest, where nothing fits the GPU alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<&'static str>,
     /// Fastest precision for prompts alone.
     pub prefill: Option<&'static str>,
     /// Fastest precision for decoding alone.
@@ -64,9 +69,17 @@ impl Answer {
         self.rows.iter().find(|row| row.precision.name == name)
     }
 
-    /// Fewest bytes that any row takes on a device.
+    /// Returns the row whose split with the host is named, with the split.
+    pub fn split(&self) -> Option<(&Row, Offload)> {
+        let name = self.recommendation.split?;
+        let row = self.rows.iter().find(|row| row.precision.name == name)?;
+        Some((row, row.offload?))
+    }
+
+    /// Fewest bytes that any row that runs takes on a device, with its smallest KV cache.
     pub fn least_bytes(&self) -> Option<f64> {
-        self.rows.iter().map(|row| row.bytes.total()).reduce(f64::min)
+        let runs = self.rows.iter().filter(|row| row.refusal().is_none());
+        runs.map(|row| row.least.bytes.total()).reduce(f64::min)
     }
 }
 
@@ -117,12 +130,14 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
     };
     let chosen = choose(choices, max_kl, |row| row.seconds);
     let phase = |cost: fn(&Row) -> f64| fastest(choices, max_kl, cost).map(|row| row.precision.name);
+    let split = offload::fastest_split(&rows, max_kl).filter(|_| chosen.is_none());
     let recommendation = Recommendation {
         precision: chosen.map(|row| row.precision.name),
         recipe: chosen.and_then(|row| row.precision.recipe),
         format: chosen.filter(|row| !row.precision.is_dense()).map(|row| row.precision.convention),
         bits: chosen.map(|row| row.precision.nominal),
         kv: chosen.map(|row| row.kv.name),
+        split: split.map(|(row, _)| row.precision.name),
         prefill: phase(|row| 1.0 / row.prefill.tokens_per_s[1]),
         decode: phase(|row| 1.0 / row.decode.tokens_per_s[1]),
         reasons: reasons::reasons(shape, device, load, &rows, chosen, max_kl),
@@ -135,6 +150,7 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::hardware::Host;
     use crate::parallel::{PARALLELS, Parallel};
 
     fn load() -> Load {
@@ -149,6 +165,7 @@ mod tests {
             kv: None,
             max_kl: MAX_KL,
             memory: None,
+            host: Host::default(),
         }
     }
 

@@ -105,6 +105,15 @@ struct Work<'a> {
     exchange: f64,
 }
 
+/// Bytes that a step reads, by where they lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reads {
+    /// Weights, keys, values and states of the layers.
+    pub layers: f64,
+    /// Head.
+    pub head: f64,
+}
+
 /// Operations for each byte of weights that one token meets: 2 for each weight of `bits` bits.
 ///
 /// 1 in bf16, 2 in 8 bits, 4 in 4 bits.
@@ -214,6 +223,14 @@ impl Setup<'_> {
     /// Predicts decoding of `batch` sequences with `depth` tokens each.
     pub fn decode(&self, batch: u64, depth: u64) -> Speed {
         self.verify(batch, 1, depth)
+    }
+
+    /// Bytes that one device reads to decode `batch` sequences with `depth` tokens each.
+    pub fn reads(&self, batch: u64, depth: u64) -> Reads {
+        let tokens = batch.max(1) as f64;
+        let [main, apart] = self.linears(tokens, 1.0);
+        let weights = main.bytes + apart.bytes + self.others(tokens, 1.0).bytes;
+        Reads { layers: weights + tokens * self.cache_reads(depth), head: self.head(tokens).bytes }
     }
 
     /// Predicts a step that computes `tokens` tokens of each of `batch` sequences with `depth` tokens before them, as one

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mantissa_eval::{ContextKl, Percentile, Sequence};
+use mantissa_num::page_command;
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json, regular};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -302,7 +303,8 @@ impl Quality {
             return Err(Error::field(path, "version", got, VERSION.to_string(), hint));
         }
         serde_json::from_value(value).map_err(|e| {
-            Error::field(path, "layout", e.to_string(), "the fields of docs/reference/json.md", "")
+            let fields = format!("the fields of quality.json ({})", page_command("docs/reference/json.md"));
+            Error::field(path, "layout", e.to_string(), fields, "")
         })
     }
 

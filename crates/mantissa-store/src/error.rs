@@ -327,6 +327,10 @@ pub enum ForeignKind {
     Zip,
     /// An array that numpy saved, which may hold pickled objects.
     Numpy,
+    /// A model in a format of llama.cpp before GGUF.
+    Ggml,
+    /// A `.bin` file that is no pickle.
+    Bin,
 }
 
 impl ForeignKind {
@@ -343,6 +347,8 @@ impl ForeignKind {
             Some(Self::Numpy)
         } else if matches!(head, [0x80, 2..=5, ..]) {
             Some(Self::Pickle)
+        } else if [b"lmgg", b"tjgg", b"fmgg", b"algg"].iter().any(|magic| head.starts_with(*magic)) {
+            Some(Self::Ggml)
         } else if text.starts_with(b"<") {
             Some(Self::Html)
         } else {
@@ -350,7 +356,7 @@ impl ForeignKind {
         }
     }
 
-    /// Recognises a file by the extension of its name.
+    /// Recognises a file by the extension of its name. Many programs write files that end in `.bin`: their first bytes tell more.
     pub fn from_extension(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "bin" | "pt" | "pth" | "ckpt" | "pkl" => Some(Self::Pickle),
@@ -368,6 +374,8 @@ impl ForeignKind {
             Self::Pickle => "a Python pickle",
             Self::Zip => "a zip archive (a PyTorch pickle checkpoint?)",
             Self::Numpy => "a numpy array",
+            Self::Ggml => "a GGML model of before GGUF",
+            Self::Bin => "a .bin file that is no PyTorch checkpoint",
         }
     }
 
@@ -380,6 +388,12 @@ impl ForeignKind {
             Self::Html => "the download failed (login or missing page); fix: download it again",
             Self::Numpy => {
                 "fix: save it with safetensors.numpy.save_file (arrays of objects are pickles and never read)"
+            }
+            Self::Ggml => {
+                "fix: take the model's GGUF file, or convert it with llama.cpp's convert_llama_ggml_to_gguf.py"
+            }
+            Self::Bin => {
+                "fix: take the model's safetensors or GGUF files, or export it with the program that wrote it"
             }
             Self::Pickle | Self::Zip => {
                 "pickles can run code and are never read; fix: convert once with transformers, save_pretrained(DIR, safe_serialization=True)"
@@ -425,6 +439,7 @@ mod tests {
             (b"PK\x03\x04\0\0\x08\x08", ForeignKind::Zip),
             (b"\x80\x02}q\0.", ForeignKind::Pickle),
             (b"\x93NUMPY\x01\0v\0", ForeignKind::Numpy),
+            (b"tjgg\x03\0\0\0", ForeignKind::Ggml),
         ] {
             assert_eq!(ForeignKind::sniff(head), Some(kind));
         }

@@ -27,7 +27,9 @@ pub fn parse_strict(bytes: &[u8], path: &Path, cap: u64) -> Result<Value> {
 /// # Errors
 /// As [`parse_strict`], and [`Error::Missing`], [`Error::WrongKind`] or [`Error::Io`] when it cannot be read.
 pub fn read_strict(path: &Path, cap: u64, expected: &'static str) -> Result<Value> {
-    parse_strict(&regular::read(path, cap, expected)?, path, cap)
+    let bytes = regular::read(path, cap, expected)?;
+    // Windows editors begin UTF-8 with a byte order mark.
+    parse_strict(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes), path, cap)
 }
 
 /// Replaces the bare words `Infinity`, `-Infinity` and `NaN`, which Python writes and JSON lacks, by the objects

@@ -43,6 +43,7 @@ pub mod writer;
 
 // Layer: outputs and their publication.
 pub mod commit;
+pub mod event_file;
 pub mod journal;
 pub mod lock;
 mod lock_file;
@@ -71,6 +72,7 @@ pub use commit::{
 };
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result};
+pub use event_file::EventFile;
 pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};
@@ -79,6 +81,7 @@ pub use lock::Lock;
 pub use manifest::{
     MANIFEST_NAME, Manifest, Mismatch, Seal, beside, companion_path, manifest_path, verify_manifest,
 };
+pub use nested::writer_of;
 pub use output::{JobKey, Output};
 pub use paths::{Kind, Paths, Permits};
 pub use safetensors::{Header, SafeTensors, TensorMeta};

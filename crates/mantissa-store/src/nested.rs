@@ -16,6 +16,7 @@ use rustix::fs::OFlags;
 use crate::error::{Error, OutputFault, Result};
 use crate::lock_file::{Holder, INSIDE, is_lock, is_own, owner_of, text_of};
 use crate::manifest::MANIFEST_NAME;
+use crate::target::resolve;
 
 /// Ends of the names of locks: of an output, and of a search whose output is written at its end.
 const LOCKS: [&str; 2] = [".mantissa-lock", ".mantissa-fit-lock"];
@@ -100,6 +101,21 @@ fn output_of(path: &Path, name: &str) -> Option<(PathBuf, Option<String>)> {
         Holder::Output | Holder::Run => file.with_file_name(named),
     };
     Some((inner, Some(owner)))
+}
+
+/// Returns the process that writes the run at `path`, for messages: its id and start. `None` if no process does.
+///
+/// # Errors
+/// A path that cannot be resolved.
+pub fn writer_of(path: &Path) -> Result<Option<String>> {
+    let path = resolve(path)?;
+    let beside = path.file_name().map(|name| path.with_file_name(lock_name(name, LOCKS[0])));
+    let inside = path.join(lock_name(OsStr::new(INSIDE), LOCKS[0]));
+    Ok(beside.into_iter().chain([inside]).find_map(|lock| match Held::read(&lock) {
+        Held::Free => None,
+        Held::Here => Some(std::process::id().to_string()),
+        Held::Elsewhere(_, owner) => Some(owner),
+    }))
 }
 
 /// Holder of a lock file.

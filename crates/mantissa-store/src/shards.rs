@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -147,7 +148,7 @@ impl Checkpoint {
     }
 
     fn open_file(path: &Path) -> Result<Self> {
-        if let Some(kind) = ForeignKind::from_extension(path) {
+        if let Some(kind) = foreign_kind(path) {
             return Err(Error::Foreign { path: path.to_owned(), kind });
         }
         let dir = match path.parent() {
@@ -305,7 +306,7 @@ impl Checkpoint {
             if path.extension().is_some_and(|ext| ext == "safetensors") {
                 weights.push(path);
             } else {
-                foreign = foreign.or(ForeignKind::from_extension(&path));
+                foreign = foreign.or(foreign_kind(&path));
             }
         }
         match (weights.as_slice(), foreign) {
@@ -448,4 +449,18 @@ fn kind_of(value: &Value) -> &'static str {
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
     }
+}
+/// Recognises a file that is no safetensors by its name; one that ends in `.bin`, which many programs write, by its first bytes.
+fn foreign_kind(path: &Path) -> Option<ForeignKind> {
+    let kind = ForeignKind::from_extension(path)?;
+    if path.extension().is_none_or(|extension| extension != "bin") {
+        return Some(kind);
+    }
+    let mut head = Vec::new();
+    let file = regular::open(path, "weights");
+    Some(match file.map(|file| file.take(64).read_to_end(&mut head)) {
+        Ok(Ok(_)) => ForeignKind::sniff(&head).unwrap_or(ForeignKind::Bin),
+        // What cannot be read is taken for what the name usually stands for.
+        _ => kind,
+    })
 }

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::regular;
 
+/// UTF-8's byte order mark, which Windows programs write at the beginning of a text. It is no part of the text.
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// Bytes read at a time.
 const PIECE: usize = 64 << 10;
 
@@ -38,6 +41,8 @@ pub struct TextFile {
     offset: u64,
     ended: bool,
     finished: bool,
+    /// True once the beginning was searched for a byte order mark.
+    begun: bool,
 }
 
 impl TextFile {
@@ -61,7 +66,17 @@ impl TextFile {
         }
         let size = kind.is_file().then_some(kind.len());
         let (path, buffer) = (path.to_owned(), Vec::new());
-        Ok(TextFile { path, input, size, buffer, start: 0, offset: 0, ended: false, finished: false })
+        Ok(TextFile {
+            path,
+            input,
+            size,
+            buffer,
+            start: 0,
+            offset: 0,
+            ended: false,
+            finished: false,
+            begun: false,
+        })
     }
 
     /// The file.
@@ -88,6 +103,9 @@ impl TextFile {
         read.map_err(|error| Error::io(&self.path, "read text", error))?;
         if self.buffer.len() as u64 > most {
             return Ok(None);
+        }
+        if self.buffer.starts_with(BOM) {
+            self.buffer.drain(..BOM.len());
         }
         let path = self.path;
         let text = String::from_utf8(self.buffer);
@@ -189,6 +207,13 @@ impl TextFile {
         };
         self.buffer.truncate(held + *read.as_ref().unwrap_or(&0));
         self.ended = read? == 0;
+        if !self.begun && (self.ended || self.buffer.len() >= BOM.len()) {
+            self.begun = true;
+            if self.buffer.starts_with(BOM) {
+                self.buffer.drain(..BOM.len());
+                self.offset = BOM.len() as u64;
+            }
+        }
         Ok(())
     }
 }
@@ -234,6 +259,15 @@ mod tests {
                 assert_eq!(all(file(&dir, text.as_bytes()), separator), split, "{separator}");
             }
         }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        let dir = tempfile::TempDir::new().unwrap();
+        assert_eq!(all(file(&dir, b"\xef\xbb\xbfa\nb"), "\n"), ["a", "b"]);
+        assert_eq!(file(&dir, b"\xef\xbb\xbf{}").whole(10).unwrap().as_deref(), Some("{}"));
+        let mut marked = file(&dir, b"\xef\xbb\xbfab\xff");
+        assert!(marked.part("\n", 10).unwrap_err().to_string().contains('5'), "places count the mark");
     }
 
     #[test]

@@ -7,12 +7,13 @@ mod differences;
 mod faults;
 mod keys;
 mod optimizer;
+mod switch;
 
 use std::path::{Path, PathBuf};
 
 use mantissa_options::{Faults, read, to_toml};
 
-use crate::data::TextFormat;
+use crate::data::{TextFormat, is_records};
 use crate::error::TrainError;
 use crate::lora::Tuning;
 use crate::policy::{Policy, TableFault};
@@ -20,7 +21,7 @@ use crate::schedule::{Decay, Schedule};
 
 pub use crate::error::KeyFaults;
 pub use adapter::AdapterConfig;
-pub use differences::differences;
+pub use differences::{differences, flat_settings};
 pub use keys::{
     CheckpointConfig, Data, Distill, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
     section,
@@ -35,12 +36,27 @@ impl RunConfig {
     /// [`TrainError::Toml`] for invalid TOML; [`TrainError::Keys`] lists all missing and unknown keys;
     /// [`TrainError::Config`] names the key and the accepted values.
     pub fn parse(file: &str, text: &str, changes: &[String]) -> Result<Self, TrainError> {
+        Self::parse_with_notes(file, text, changes).map(|(config, _)| config)
+    }
+
+    /// Parses settings like [`parse`](Self::parse); also returns a note for each kind that a change replaced, with the keys of
+    /// the old kind that went with it because they held its defaults.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse); keys of the old kind with other values are refused by name.
+    pub fn parse_with_notes(
+        file: &str,
+        text: &str,
+        changes: &[String],
+    ) -> Result<(Self, Vec<String>), TrainError> {
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| TrainError::Toml {
             file: file.to_owned(),
             place: "TOML".to_owned(),
             error: error.message().replace('\n', " "),
         })?;
+        let (before, mut paths) = (table.clone(), Vec::new());
         for change in changes {
+            paths.extend(change.split_once('=').map(|(path, _)| path.replace(' ', "")));
             set(&mut table, change).map_err(|found| TrainError::Config {
                 file: file.to_owned(),
                 key: change.clone(),
@@ -48,11 +64,23 @@ impl RunConfig {
                 allowed: "section.key=value".to_owned(),
             })?;
         }
+        let switched = switch::adapt(&before, &mut table, &paths);
+        if let Some((_, kind)) = switched.foreign.first() {
+            let keys: Vec<_> = switched.foreign.iter().map(|(key, _)| key.as_str()).collect();
+            return Err(TrainError::Config {
+                file: file.to_owned(),
+                key: keys.join(", "),
+                found: format!("--set for \"{kind}\""),
+                allowed: format!(
+                    "keys that \"{kind}\" has; fix: remove these from the file, or set them for it"
+                ),
+            });
+        }
         let mut faults = Faults::default();
         let config: RunConfig = read(&table, "", &mut faults);
         faults::refuse(file, faults)?;
         config.check(file)?;
-        Ok(config)
+        Ok((config, switched.notes))
     }
 
     /// Returns the settings as TOML, with every default filled in.
@@ -197,7 +225,7 @@ impl RunConfig {
 
     /// Returns the document format of a data file, by its extension.
     pub fn format_of(&self, file: &Path) -> TextFormat {
-        match file.extension().is_some_and(|extension| extension == "jsonl") {
+        match is_records(file) {
             true => TextFormat::JsonLines { field: self.data.field.clone() },
             false => TextFormat::Text { split: self.data.split.clone() },
         }
@@ -325,6 +353,51 @@ mod tests {
         let config = changed(&["optimizer.no_decay=[\"*norm*\"]", "optimizer.paged=true"]).unwrap();
         assert_eq!(config.optimizer.decay_groups().no_decay, ["*norm*"]);
         assert!(keys(config.resolved()).ends_with("max_norm paged"));
+    }
+
+    /// The settings that are printed have every key of their kinds.
+    #[test]
+    fn a_change_of_a_kind_takes_its_defaults_along() {
+        let printed = LEAST.replace(
+            "lr = 1e-3",
+            "kind = \"adamw\"\nlr = 1e-3\nmoments = \"f32\"\nbeta1 = 0.9\nbeta2 = 0.95\neps = 1e-8",
+        );
+        let parse = |text: &str, changes: &[&str]| {
+            let changes: Vec<_> = changes.iter().map(|c| (*c).to_owned()).collect();
+            RunConfig::parse_with_notes("run.toml", text, &changes).map_err(|error| error.to_string())
+        };
+        for (kind, _) in optimizers() {
+            let (config, _) = parse(&printed, &[&format!("optimizer.kind={kind}")]).unwrap();
+            let bare = changed(&[&format!("optimizer.kind={kind}")]).unwrap();
+            assert_eq!(config, bare, "{kind}: what is printed is the default");
+        }
+        let (_, notes) = parse(&printed, &["optimizer.kind=lion"]).unwrap();
+        assert_eq!(
+            notes,
+            [
+                "optimizer.kind = \"lion\": left out eps = 1e-8, adamw's default; lion's default beta2 = 0.99 (was 0.95)"
+            ]
+        );
+        // What is set for the new kind stays, in any order.
+        let (config, _) = parse(&printed, &["optimizer.beta2=0.95", "optimizer.kind=lion"]).unwrap();
+        assert_eq!(config, changed(&["optimizer.kind=lion", "optimizer.beta2=0.95"]).unwrap());
+        // What the user wrote otherwise is refused by name.
+        let own = printed.replace("eps = 1e-8", "eps = 1e-6");
+        let error = parse(&own, &["optimizer.kind=lion"]).unwrap_err();
+        assert!(error.contains("optimizer.eps = 1e-6") && error.contains("\"lion\""), "{error}");
+        assert!(parse(&own, &["optimizer.kind=adamw"]).is_ok() && parse(&own, &[]).is_ok());
+        // The same for other kinds.
+        let wsd =
+            printed.replace("steps = 10", "steps = 10\nkind = \"wsd\"\nmin_ratio = 0.1\ndecay_steps = 5");
+        let error = parse(&wsd, &["schedule.kind=cosine"]).unwrap_err();
+        assert!(error.contains("schedule.decay_steps = 5"), "{error}");
+        let (_, notes) = parse(&wsd.replace("= 5", "= 0"), &["schedule.kind=constant"]).unwrap();
+        assert!(notes[0].contains("left out min_ratio = 0.1, decay_steps = 0"), "{notes:?}");
+        let scaled = format!("{printed}[precision]\npolicy = \"fp16\"\nscaling = \"pytorch\"");
+        let (_, notes) = parse(&scaled, &["precision.policy=bf16"]).unwrap();
+        assert!(notes[0].contains("scaling = \"pytorch\""), "{notes:?}");
+        let error = parse(&scaled.replace("pytorch", "megatron"), &["precision.policy=bf16"]).unwrap_err();
+        assert!(error.contains("precision.scaling = \"megatron\""), "{error}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use mantissa_model::{ForwardError, LoadError};
+use mantissa_num::page_command;
 use mantissa_store::{ErrorClass, Shown};
 
 use crate::data::DataError;
@@ -209,7 +210,7 @@ pub enum TrainError {
         faults: KeyFaults,
     },
     /// The settings are not valid TOML, or have a wrong type.
-    #[error("{file}: {}: {}; fix: see the keys in docs/reference/training.md", Shown(.place), cut(.error))]
+    #[error("{file}: {}: {}; fix: {} lists the keys", Shown(.place), cut(.error), page_command("docs/reference/training.md"))]
     Toml {
         /// Settings file.
         file: String,

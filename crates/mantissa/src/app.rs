@@ -27,6 +27,8 @@ use mantissa_jobs::embedded;
   mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
   mantissa eval demo --text story.txt --context 256
 
+mantissa help docs lists the pages of the documentation.
+
 Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage,
 3 environment (I/O, memory, disk), 130 SIGINT, 143 SIGTERM.")]
 struct Cli {
@@ -62,7 +64,11 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 }
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
-    let arguments = model_first(help::without_subcommand(arguments.collect()));
+    let arguments: Vec<OsString> = arguments.collect();
+    if let Some(page) = help::page_of(&arguments, &command()) {
+        return print(&page);
+    }
+    let arguments = model_first(help::without_subcommand(arguments));
     // An argument `demo` unpacks the embedded model, which a signal must not leave behind.
     if let Err(error) = interrupt::watch() {
         print_error(&format!("signals: expected a handler, got I/O error `{error}`"));

@@ -3,6 +3,8 @@
 //!
 //! A flag with `hide_short_help` is advanced: only `--help-all` shows it.
 
+mod pages;
+
 use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, Command};
@@ -94,6 +96,13 @@ pub fn without_subcommand(mut arguments: Vec<OsString>) -> Vec<OsString> {
         }
     }
     arguments
+}
+
+/// Returns the page that `mantissa help NAME` asks for, if that is no help of a command.
+pub fn page_of(arguments: &[OsString], command: &Command) -> Option<String> {
+    let [_, help, name] = arguments else { return None };
+    let name = name.to_str().filter(|_| help == "help")?;
+    pages::find(name, |name| command.find_subcommand(name).is_some())
 }
 
 fn is_help(argument: &str) -> bool {

@@ -36,7 +36,7 @@ fn mantissa(dir: &Path, arguments: &[&str]) {
 const MIXED: &str = "method = \"rtn\"\nweights = \"int4-g32\"\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"int8-channel\"\n";
 
 /// Writes a page of each kind into `dir`.
-fn make_pages(dir: &Path) -> [PathBuf; 5] {
+fn make_pages(dir: &Path) -> [PathBuf; 7] {
     let recipes = [
         "w8a16",
         "w8a8",
@@ -67,7 +67,10 @@ fn make_pages(dir: &Path) -> [PathBuf; 5] {
         ["compare", "demo", "int4", "--recipe", "rtn-q8_0", "--recipe", "nf4", "--html", "compare.html"];
     mantissa(dir, &compare.into_iter().chain(["--limit", "3000", "--context", "128"]).collect::<Vec<_>>());
     train(dir);
-    ["demo.html", "compare.html", "int4.html", "mixed.html", "run.html"].map(|name| dir.join(name))
+    // More than the card holds: a table of splits with the host.
+    mantissa(dir, &["plan", "--params", "70B", "--hardware", "rtx4090", "--html", "plan.html"]);
+    ["demo.html", "compare.html", "int4.html", "mixed.html", "run.html", "runs.html", "plan.html"]
+        .map(|name| dir.join(name))
 }
 
 /// Trains a model for a few steps in fp8, and writes its page.
@@ -91,6 +94,16 @@ fn train(dir: &Path) {
     fs::write(dir.join("run.toml"), settings).unwrap();
     mantissa(dir, &["train", "run.toml"]);
     mantissa(dir, &["report", "run", "--out", "run.html"]);
+    let other = [
+        "--set",
+        "out=a-run-with-a-longer-name",
+        "--set",
+        "precision.policy=bf16",
+        "--set",
+        "optimizer.lr=2e-3",
+    ];
+    mantissa(dir, &[&["train", "run.toml"][..], &other].concat());
+    mantissa(dir, &["report", "run", "a-run-with-a-longer-name", "--out", "runs.html"]);
 }
 
 /// Returns a copy of `page` that may run the probe.

@@ -91,6 +91,8 @@ pub struct TuningArguments {
     pub merge: bool,
     /// Scheme in which the merged model is written too.
     pub requantize: Option<String>,
+    /// Folder for event files of TensorBoard.
+    pub tensorboard: Option<PathBuf>,
     /// Mode of starting.
     pub start: StartMode,
 }

@@ -7,10 +7,9 @@ use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, regular};
 use mantissa_train::data::chat::{ChatBatches, DefaultTemplate};
-use mantissa_train::data::{Cursor, HoldOut, TextFormat, documents_within};
+use mantissa_train::data::{Cursor, HoldOut, TextFormat, documents_within, first_record, is_records};
 
 use super::arguments::{HeldOutData, TuningArguments};
-use crate::conversations::is_of_lines;
 use crate::error::{BadInput, Result};
 use crate::host::Host;
 use crate::model::{context_length, load_tokenizer, open_quietly};
@@ -120,35 +119,35 @@ fn passes(args: &TuningArguments, windows: u64) -> u64 {
 /// True if the first line of the first file is a conversation or a prompt with its answer.
 ///
 /// # Errors
-/// JSON in a file that is not named .jsonl, which would be trained on as text.
+/// JSON in a file that is named otherwise, which would be trained on as text.
 fn is_chat(args: &TuningArguments) -> Result<bool> {
-    for file in args.data.iter().filter(|file| !is_of_lines(file)) {
+    for file in args.data.iter().filter(|file| !is_records(file)) {
         let line = first_line(file)?;
-        if has_key(&line, &[&ANSWERED[..], &["text"]].concat()) || line.trim_start().starts_with("[{") {
-            let error =
-                BadInput::new(file.display().to_string(), "JSON", "a text, or a name that ends in .jsonl");
-            return Err(error
-                .with_fix("write one JSON object per line, and rename the file to NAME.jsonl")
-                .into());
+        let is_list = line.trim_start().starts_with("[{");
+        if is_list || has_key(&line, &[&ANSWERED[..], &["text"]].concat()) {
+            let allowed = "a text, or a name that ends in .jsonl or .json";
+            let (form, name) =
+                if is_list { ("a JSON list", "NAME.json") } else { ("JSON Lines", "NAME.jsonl") };
+            let error = BadInput::new(file.display().to_string(), "JSON", allowed);
+            return Err(error.with_fix(format!("rename the file to {name} if it is {form}")).into());
         }
     }
-    match args.data.first().filter(|file| is_of_lines(file)) {
+    match args.data.first().filter(|file| is_records(file)) {
         Some(file) => Ok(has_key(&first_line(file)?, &ANSWERED)),
         None => Ok(false),
     }
 }
 
 /// Keys of conversations and prompts.
-const ANSWERED: [&str; 3] = ["messages", "prompt", "completion"];
+const ANSWERED: [&str; 5] = ["messages", "prompt", "completion", "conversations", "instruction"];
 
-/// Returns the first line of a file that is not blank, as far as [`FIRST_LINE`] holds it.
+/// Returns the first line of a file that is not blank, or the first item of a JSON list, as far as [`FIRST_LINE`] holds it.
 fn first_line(file: &Path) -> Result<String> {
     let expected = "a file of training data";
     let mut start = Vec::new();
     let read = regular::open(file, expected)?.take(FIRST_LINE).read_to_end(&mut start);
     read.map_err(|error| Error::opening(file, expected, "read", error))?;
-    let start = String::from_utf8_lossy(&start);
-    Ok(start.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().to_owned())
+    Ok(first_record(file, &String::from_utf8_lossy(&start)).to_owned())
 }
 
 /// True if a line is a JSON object with one of these keys.
@@ -157,7 +156,7 @@ fn has_key(line: &str, keys: &[&str]) -> bool {
         Ok(value) => keys.iter().any(|key| value.get(key).is_some()),
         // Longer than what was read: the key is among the first of the line, or it is a text.
         Err(_) => {
-            keys.iter().any(|key| line.trim_start().starts_with('{') && line.contains(&format!("\"{key}\":")))
+            keys.iter().any(|key| line.trim_start().starts_with('{') && line.contains(&format!("\"{key}\"")))
         }
     }
 }
@@ -173,7 +172,7 @@ struct Tokens {
 fn tokens(args: &TuningArguments, tokenizer: &Tokenizer, share: f64, host: &Host) -> Result<Tokens> {
     let (mut found, mut choice) = (Tokens { all: 0, held: 0 }, HoldOut::new(share));
     for file in &args.data {
-        let by_line = is_of_lines(file);
+        let by_line = is_records(file);
         let format = match by_line {
             true => TextFormat::JsonLines { field: "text".to_owned() },
             false => TextFormat::Text { split: None },

@@ -41,8 +41,9 @@ impl Tuned<'_> {
             return Err(error.with_fix("leave out --merge: all weights are written to DIR/model").into());
         }
         let settings = toml::to_string(&self.settings(seed, host)?).map_err(unwritable)?;
-        let settings = RunConfig::parse(self.name, &settings, &tuning.set)?;
-        Ok(Train::of_settings(self.name, self.is_embedded(), settings, tuning.start))
+        let settings = RunConfig::parse_with_notes(self.name, &settings, &tuning.set)?;
+        let tensorboard = tuning.tensorboard.clone();
+        Ok(Train::of_settings(self.name, self.is_embedded(), settings, tensorboard, tuning.start))
     }
 
     /// True if the model or the teacher is the embedded one. Settings name it without its place, so that another process,
@@ -88,13 +89,16 @@ impl Tuned<'_> {
             sections.push(("distill", table(keys.collect())));
         }
         sections.extend(adapter(self.weights, tuning).map(|adapter| ("adapter", adapter)));
+        // --set chooses it too, so that no key of another is written.
+        let chosen = tuning.set.iter().rev().find_map(|set| set.trim().strip_prefix("optimizer.kind="));
+        let kind = chosen.map_or(&*tuning.optimizer, |kind| kind.trim_matches('"'));
         let mut optimizer = vec![
-            ("kind", text(&tuning.optimizer)),
+            ("kind", text(kind)),
             ("lr", Value::Float(tuning.lr)),
             ("moments", text(&tuning.moments)),
             ("weight_decay", Value::Float(0.0)),
         ];
-        if mantissa_train::optimizer_uses(&tuning.optimizer, "beta2") {
+        if mantissa_train::optimizer_uses(kind, "beta2") {
             optimizer.push(("beta2", Value::Float(0.999)));
         }
         let schedule = vec![

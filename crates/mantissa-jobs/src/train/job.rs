@@ -8,6 +8,7 @@ use mantissa_train::GemmHealth;
 use mantissa_train::config::RunConfig;
 use serde::{Deserialize, Serialize};
 
+use super::events;
 use super::previous_run::PreviousRun;
 use super::ready_run::ReadyRun;
 use super::results::{self, Results};
@@ -23,7 +24,7 @@ use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::learning::LearningReport;
 use crate::machine::{Machine, peak_anonymous};
-use crate::run_files::{DONE, RunFile};
+use crate::run_files::{DONE, RUNNING, RunFile};
 use crate::settings::read_settings;
 
 /// Arguments of a training run.
@@ -33,6 +34,8 @@ pub struct TrainArguments {
     pub config: PathBuf,
     /// Changes of settings, `section.key=value`.
     pub set: Vec<String>,
+    /// Folder for event files of TensorBoard.
+    pub tensorboard: Option<PathBuf>,
     /// Mode of starting.
     pub start: StartMode,
 }
@@ -53,7 +56,13 @@ pub struct Train {
     /// Settings with all defaults.
     #[serde(with = "as_toml")]
     settings: RunConfig,
+    /// Folder for event files of TensorBoard. They are no part of the settings, so that any start of a run may have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tensorboard: Option<PathBuf>,
     start: StartMode,
+    /// Notes on the settings, for the one who gave them.
+    #[serde(skip)]
+    notes: Vec<String>,
 }
 
 /// Prediction for a run that is not started.
@@ -61,6 +70,8 @@ pub struct Train {
 pub struct TrainPreview {
     /// Number of parameters.
     pub parameters: u64,
+    /// Number of parameters that train, those of adapters included.
+    pub trainable_parameters: u64,
     /// Precision policy.
     pub policy: String,
     /// Kind of the optimizer.
@@ -96,8 +107,15 @@ pub struct TrainReport {
     pub results: Results,
     /// The data in numbers.
     pub data: DataReport,
+    /// Number of parameters of the model.
+    pub parameters: u64,
+    /// Number of parameters that train, those of adapters included.
+    pub trainable_parameters: u64,
     /// Number of steps.
     pub steps: u64,
+    /// Step at which this process resumed the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed_at: Option<u64>,
     /// Number of skipped steps.
     pub skipped: u64,
     /// Number of tokens.
@@ -129,18 +147,26 @@ impl Train {
     /// # Errors
     /// A file that cannot be read; settings that are no run's.
     pub fn resolve(arguments: &TrainArguments) -> Result<Self> {
-        let TrainArguments { config, set, start } = arguments;
+        let TrainArguments { config, set, tensorboard, start } = arguments;
         let name = config.display().to_string();
-        let settings = RunConfig::parse(&name, &read_settings(config)?, set)?;
+        let (settings, notes) = RunConfig::parse_with_notes(&name, &read_settings(config)?, set)?;
         let base = config.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Train { name, file: Some(config.clone()), base: Some(base), settings, start: *start })
+        let tensorboard = tensorboard.clone();
+        let (file, base, start) = (Some(config.clone()), Some(base), *start);
+        Ok(Train { name, file, base, settings, tensorboard, start, notes })
     }
 
     /// Makes the run of `settings`, which messages call `name`; their paths are relative to the working folder, or if
     /// they are `embedded`, to the place of the embedded model.
-    pub(crate) fn of_settings(name: &str, embedded: bool, settings: RunConfig, start: StartMode) -> Self {
+    pub(crate) fn of_settings(
+        name: &str,
+        embedded: bool,
+        (settings, notes): (RunConfig, Vec<String>),
+        tensorboard: Option<PathBuf>,
+        start: StartMode,
+    ) -> Self {
         let base = (!embedded).then(PathBuf::new);
-        Train { name: name.to_owned(), file: None, base, settings, start }
+        Train { name: name.to_owned(), file: None, base, settings, tensorboard, start, notes }
     }
 
     /// Returns the folder that paths of the settings are relative to.
@@ -168,6 +194,7 @@ impl Train {
     pub fn preview(&self, host: &Host) -> Result<TrainPreview> {
         // Nothing is lost by a stop.
         let _left = host.leaving(format!("{}: {}", self.settings.out, resumes(false)));
+        self.notes.iter().for_each(|note| host.note(note));
         let setup = self.setup(self.previous().how(self.start), host)?;
         let tensor = |(param, decays): &(mantissa_train::ParamInfo, bool)| TrainedTensor {
             name: param.tensor.name.clone(),
@@ -176,6 +203,7 @@ impl Train {
         };
         Ok(TrainPreview {
             parameters: setup.config.parameters(),
+            trainable_parameters: setup.trainable(),
             policy: setup.policy.name.clone().into_owned(),
             optimizer: self.settings.optimizer.kind.clone(),
             tensors: setup.decays.iter().map(tensor).collect(),
@@ -186,6 +214,14 @@ impl Train {
 
     fn setup(&self, start: StartMode, host: &Host) -> Result<Setup> {
         Setup::new(&self.settings, &self.name, &self.base()?, start, host)
+    }
+
+    /// Names the command that began the run, as far as it is known here.
+    fn started_by(&self) -> String {
+        match &self.file {
+            Some(file) => format!("mantissa train {}", file.display()),
+            None => format!("mantissa {}", self.name),
+        }
     }
 
     fn previous(&self) -> PreviousRun {
@@ -199,13 +235,16 @@ impl Train {
             machine: Machine::this(),
             threads: host.threads,
             parameters: setup.config.parameters(),
+            trainable_parameters: Some(setup.trainable()),
+            started_by: Some(self.started_by()),
             policy: setup.policy.name.clone().into_owned(),
             memory: setup.memory.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect(),
             predicted_peak_memory: needs,
             measured_peak_memory: None,
             steps: self.settings.schedule.steps,
             data: Some(data.clone()),
-            outcome: "running".to_owned(),
+            stopped_at: None,
+            outcome: RUNNING.to_owned(),
         }
     }
 }
@@ -243,7 +282,13 @@ impl Job for Train {
     }
 
     fn outputs(&self) -> Vec<JobOutput> {
-        vec![JobOutput { option: "out", path: self.folder(), kind: Kind::Run }]
+        let run = JobOutput { option: "out", path: self.folder(), kind: Kind::Run };
+        let events = self.tensorboard.as_ref().map(|dir| JobOutput {
+            option: "--tensorboard",
+            path: events::folder(dir, &self.folder()),
+            kind: Kind::Run,
+        });
+        [run].into_iter().chain(events).collect()
     }
 
     fn memory(&self, host: &Host) -> Result<u64> {
@@ -258,6 +303,7 @@ impl Job for Train {
     fn run(&self, host: &Host) -> Result<TrainReport> {
         let (settings, run) = (&self.settings, self.folder());
         let start = self.previous().how(self.start);
+        self.notes.iter().for_each(|note| host.note(note));
         // Until a step is done, a restart loses nothing.
         let left = host.leaving(format!("{}: {}", settings.out, resumes(false)));
         let setup = self.setup(start, host)?;
@@ -268,8 +314,12 @@ impl Job for Train {
         let ready = ReadyRun::new(folder, &setup, settings, &self.base()?, host).map_err(explain)?;
         let data = ready.data.clone();
         let mut about = self.description(&setup, needs, &data, host);
+        if settings.adapter.is_some() {
+            host.note(&format!("training {}", trainable_words(setup.trainable(), setup.config.parameters())));
+        }
         let begin = Instant::now();
-        let mut train_loop = TrainLoop::new(ready, settings, &setup)?;
+        let mut train_loop = TrainLoop::new(ready, settings, &setup, self.tensorboard.as_deref())?;
+        let resumed_at = start.resumes().then(|| train_loop.trainer.progress().steps);
         about.write(&run)?;
         left.change(format!("{}: {}", settings.out, resumes(start == StartMode::Restart)));
         let outcome =
@@ -288,6 +338,9 @@ impl Job for Train {
             Ok(found) => found,
             Err(error) => {
                 about.outcome = line(&error.to_string());
+                if let JobError::Stopped(stopped) = &error {
+                    about.stopped_at = Some(stopped.steps);
+                }
                 // The first error matters more.
                 let _ = about.write(&run);
                 return Err(error);
@@ -312,7 +365,10 @@ impl Job for Train {
             examinable: learning.is_failing() && examinable(settings),
             results,
             data,
+            parameters: setup.config.parameters(),
+            trainable_parameters: setup.trainable(),
             steps: progress.steps,
+            resumed_at,
             skipped: progress.skipped,
             tokens: progress.tokens,
             loss,
@@ -324,6 +380,19 @@ impl Job for Train {
             worst_gemms: train_loop.worst_gemms,
         })
     }
+}
+
+/// Says how many parameters train: `1,234 of 5,678 parameters (21.7 %)`.
+pub fn trainable_words(trainable: u64, parameters: u64) -> String {
+    let grouped = |n: u64| {
+        let digits = n.to_string();
+        let groups =
+            digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
+        groups.collect::<Vec<_>>().join(",")
+    };
+    let share = 100.0 * trainable as f64 / parameters.max(1) as f64;
+    let digits = if share < 0.1 { 3 } else { usize::from(share < 10.0) + usize::from(share < 99.95) };
+    format!("{} of {} parameters ({share:.digits$} %)", grouped(trainable), grouped(parameters))
 }
 
 /// Settings of a serialized run: TOML with all defaults, checked when it is read.

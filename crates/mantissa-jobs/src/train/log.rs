@@ -19,6 +19,17 @@ pub(crate) fn logged_steps(path: &Path) -> Result<u64> {
     Ok(bytes.split(|&b| b == b'\n').filter_map(step_of).max().unwrap_or(0))
 }
 
+/// Returns the seconds of training that a log has at a step; 0 without it.
+///
+/// # Errors
+/// I/O.
+pub(crate) fn logged_seconds(path: &Path, steps: u64) -> Result<f64> {
+    let bytes = read_log(path)?;
+    let lines = bytes.split(|&b| b == b'\n').filter(|line| step_of(line).is_some_and(|step| step <= steps));
+    let seconds = lines.last().and_then(|line| serde_json::from_slice::<Seconds>(line).ok());
+    Ok(seconds.map_or(0.0, |line| line.seconds))
+}
+
 fn read_log(path: &Path) -> Result<Vec<u8>> {
     Ok(regular::read_optional(path, u64::MAX, "a log of mantissa train")?.unwrap_or_default())
 }
@@ -38,6 +49,12 @@ pub(crate) struct Log {
 #[derive(Deserialize)]
 struct Step {
     step: u64,
+}
+
+#[derive(Deserialize)]
+struct Seconds {
+    #[serde(default)]
+    seconds: f64,
 }
 
 impl Log {

@@ -7,6 +7,7 @@
 mod autopsy;
 mod chat;
 mod checkpoints;
+mod events;
 mod job;
 mod log;
 mod previous_run;
@@ -23,6 +24,7 @@ mod vocabulary;
 
 pub use autopsy::{AutopsyReport, TrainAutopsy};
 pub use chat::conversations;
-pub use job::{Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor};
+pub use events::folder as events_folder;
+pub use job::{Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor, trainable_words};
 pub use results::Results;
 pub use start::StartMode;

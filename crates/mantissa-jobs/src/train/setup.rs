@@ -58,6 +58,11 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Number of parameters that train, those of adapters included.
+    pub(crate) fn trainable(&self) -> u64 {
+        self.decays.iter().map(|(param, _)| param.range.len() as u64).sum()
+    }
+
     /// Resolves the settings and checks them against model and tokenizer.
     ///
     /// # Errors

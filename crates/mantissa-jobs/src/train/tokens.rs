@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::{Error, FileDigest, Output, hash_file, sealed};
 use mantissa_train::config::RunConfig;
-use mantissa_train::data::{DataError, Found, HoldOut, TextFormat, TokenFile, TokenWriter, pieces_within};
+use mantissa_train::data::{
+    DataError, Found, HoldOut, TextFormat, TokenFile, TokenWriter, pieces_within, record_word,
+};
 
 use super::run_folder::RunFolder;
 use super::setup::Setup;
@@ -226,7 +228,7 @@ impl AllFound {
         self.found.documents += other.documents;
         self.found.empty += other.empty;
         let name = || file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let place = other.first_empty.map(|line| format!("{}: line {line}", name()));
+        let place = other.first_empty.map(|line| format!("{}: {} {line}", name(), record_word(file)));
         self.first_empty = self.first_empty.take().or(place);
     }
 }

@@ -1,6 +1,7 @@
 //! Train loop: steps with their log, validation, samples of text, checkpoints, and the end by steps, by time or
 //! for lack of progress. What it remembers beyond a checkpoint is read from the log, so a resumed run decides alike.
 
+use std::path::Path;
 use std::time::Instant;
 
 use mantissa_model::{Bos, Tokenizer};
@@ -12,7 +13,8 @@ use mantissa_train::{
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::Checkpoints;
-use super::log::Log;
+use super::events::Events;
+use super::log::{Log, logged_seconds};
 use super::ready_run::ReadyRun;
 use super::setup::Setup;
 use super::start::StartMode;
@@ -41,6 +43,8 @@ pub(crate) struct TrainLoop<'a> {
     telemetry: Log,
     /// Log of the samples, if there are prompts.
     samples: Option<Log>,
+    /// Event file of TensorBoard, if there is one.
+    events: Option<Events>,
     past: Past,
     /// Last line of the log, if its step is not validated and sampled yet.
     pending: Option<LogLine>,
@@ -94,14 +98,36 @@ struct SampleLine<'a> {
 }
 
 impl<'a> TrainLoop<'a> {
-    pub(crate) fn new(ready: ReadyRun, settings: &'a RunConfig, setup: &'a Setup) -> Result<Self> {
+    /// Continues the logs of a run that is ready; `tensorboard` is the folder for event files.
+    ///
+    /// # Errors
+    /// I/O; a prompt that cannot be encoded; event files of another run.
+    pub(crate) fn new(
+        ready: ReadyRun,
+        settings: &'a RunConfig,
+        setup: &'a Setup,
+        tensorboard: Option<&Path>,
+    ) -> Result<Self> {
         let ReadyRun { trainer, resolved, mut checkpoints, held_out, .. } = ready;
         let (steps, run) = (trainer.progress().steps, checkpoints.folder.dir());
         let (mut past, mut pending) = (Past::default(), None);
+        let seconds = if tensorboard.is_some() { logged_seconds(&run.join(LOG), steps)? } else { 0.0 };
+        let events = tensorboard.map(|dir| Events::open(dir, run, &resolved, steps, seconds));
+        let mut events = events.transpose()?;
+        let mut written = Ok(());
         let log = Log::open(&run.join(LOG), steps, |line: LogLine| match line.pending {
             true => pending = Some(line),
-            false => past.add(line),
+            false => {
+                // Steps of a run that had no event files, or lost their last ones.
+                if let Some(events) = events.as_mut().filter(|events| events.lacks(line.step))
+                    && written.is_ok()
+                {
+                    written = events.write(&line);
+                }
+                past.add(line);
+            }
         })?;
+        written?;
         let telemetry = Log::open(&run.join(TELEMETRY), steps, |_: serde::de::IgnoredAny| {})?;
         // The samples of a pending step are taken again.
         let sampled = steps - u64::from(pending.is_some());
@@ -125,6 +151,7 @@ impl<'a> TrainLoop<'a> {
             log,
             telemetry,
             samples,
+            events,
             past,
             pending,
             saved,
@@ -179,6 +206,11 @@ impl<'a> TrainLoop<'a> {
         let progress = host.progress_with_status(total, unit);
         progress.message("training");
         progress.begin_at(at(self));
+        let done = self.trainer.progress().steps;
+        if self.checkpoints.folder.how().resumes() {
+            let of = if timed { String::new() } else { format!(" of {}", self.settings.schedule.steps) };
+            host.note(&format!("resumed at step {done}{of}: {}", self.checkpoints.folder.dir().display()));
+        }
         self.begin = Instant::now();
         let (before, mut loss) = (self.seconds(), None);
         while self.pending.is_some() || !self.is_over() {
@@ -282,6 +314,9 @@ impl<'a> TrainLoop<'a> {
                 line.pending = false;
                 self.log.replace_last(&line)?;
             }
+        }
+        if let Some(events) = &mut self.events {
+            events.write(&line)?;
         }
         self.past.add(line);
         self.set_decay();
@@ -390,6 +425,7 @@ impl<'a> TrainLoop<'a> {
         self.log.sync()?;
         self.telemetry.sync()?;
         self.samples.iter().try_for_each(Log::sync)?;
+        self.events.iter().try_for_each(Events::sync)?;
         let steps = Some(self.trainer.progress().steps);
         if self.saved != steps {
             self.checkpoints.write(&self.trainer, &self.resolved)?;

@@ -69,7 +69,7 @@ fn settings(dir: &Path) -> TrainArguments {
         every = 2
     "#;
     fs::write(&config, toml).unwrap();
-    TrainArguments { config, set: Vec::new(), start: StartMode::New }
+    TrainArguments { config, set: Vec::new(), tensorboard: None, start: StartMode::New }
 }
 
 /// Returns the exported weights of the run in `dir`, and the losses of its log.
@@ -196,6 +196,7 @@ fn tuning(dir: &Path) -> TuningArguments {
         set: Vec::new(),
         merge: true,
         requantize: None,
+        tensorboard: None,
         start: StartMode::New,
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, Scheme, lloyd};
+use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, ParseError, Scheme, lloyd};
 
 use super::book::{BookCodec, LayerBooks, Scaling, Span};
 use super::codec::{RowCodec, is_by_head};
@@ -45,11 +45,11 @@ pub struct KvPolicy {
 
 /// The text does not parse as a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("KV cache \"{text}\": expected {allowed}, got {found}")]
+#[error("KV cache \"{text}\": {fault}")]
 pub struct KvParseError {
     text: String,
-    found: String,
-    allowed: String,
+    /// What was expected and found, perhaps in the words of a scheme's error.
+    fault: String,
 }
 
 /// Requirement of policies that rotate.
@@ -67,11 +67,11 @@ impl FromStr for KvPolicy {
     fn from_str(text: &str) -> Result<Self, KvParseError> {
         let fault = |found: &str, allowed: &str| KvParseError {
             text: text.into(),
-            found: format!("\"{found}\""),
-            allowed: allowed.into(),
+            fault: format!("expected {allowed}, got \"{found}\""),
         };
         let scheme = |name: &str| {
-            let scheme = KvScheme::parse(name).map_err(|error| fault(name, &error.to_string()))?;
+            let of_scheme = |error: ParseError| KvParseError { text: text.into(), fault: error.to_string() };
+            let scheme = KvScheme::parse(name).map_err(of_scheme)?;
             Ok((scheme != KvScheme::Grid(Scheme::plain(Code::F32))).then_some(scheme))
         };
         let number = |part: &str, value: &str| match value.parse() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mantissa_num::nearest_list;
+use mantissa_num::listed;
 
 use super::engine::Engine;
 use super::engines::ENGINES;
@@ -34,11 +34,6 @@ pub struct TargetError {
 /// Maximum tensor parallelism.
 const MAX_TP: usize = 1024;
 
-/// Lists the names nearest to `got`, with the number of all: `vllm, mlx or sglang (of 9)`.
-fn list<'a>(got: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
-    format!("{} (of {})", nearest_list(got, names.clone()), names.count())
-}
-
 impl EngineTarget {
     /// Parses `SERVER[:tp=N][,gpu=NAME]`.
     ///
@@ -48,7 +43,7 @@ impl EngineTarget {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let names = || list(name, ENGINES.iter().map(|engine| engine.name));
+        let names = || listed(name, ENGINES.iter().map(|engine| engine.name), "mantissa lint --help");
         let engine = Engine::named(name).ok_or_else(|| fault("engine", name, names()))?;
         let mut target = EngineTarget { engine, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
@@ -59,7 +54,7 @@ impl EngineTarget {
                 }
                 Some(("gpu", name)) => {
                     let names = || {
-                        let known = list(name, GPUS.iter().map(|gpu| gpu.name));
+                        let known = listed(name, GPUS.iter().map(|gpu| gpu.name), "mantissa help gpus");
                         format!("{known}, or a compute capability such as sm90")
                     };
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);

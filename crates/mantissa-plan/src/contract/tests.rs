@@ -52,16 +52,24 @@ fn targets_are_parsed_and_printed() {
         assert_eq!(target(text).to_string(), text);
     }
     assert_eq!(target("sglang:gpu=sm90").gpu.map(|gpu| gpu.name), Some("h100"));
-    let typed = [("VLLM:gpu=H100", "vllm:gpu=h100"), ("llama-cpp", "llama.cpp"), ("exllama", "exllamav2")];
+    let all = EngineTarget::parse("vlm").unwrap_err().to_string();
+    assert!(ENGINES.iter().all(|engine| all.contains(engine.name)) && !all.contains("(of "), "{all}");
+    let typed = [
+        ("vllm:gpu=4090", "vllm:gpu=rtx4090"),
+        ("VLLM:gpu=H100", "vllm:gpu=h100"),
+        ("llama-cpp", "llama.cpp"),
+        ("exllama", "exllamav2"),
+    ];
     for (text, name) in typed {
         assert_eq!(target(text).to_string(), name);
     }
     // mantissa reads whatever it writes.
     assert_eq!(broken(&subject("native", "int3-g32"), "mantissa"), []);
     for (text, part) in [
-        ("vlm", "engine: expected vllm, mlx, sglang, llama.cpp or lmdeploy (of 9), got \"vlm\""),
+        ("vlm", "engine: expected vllm, mlx, sglang, llama.cpp, lmdeploy, "),
         ("vllm:tp=0", "tp: expected 1 to 1024, got \"0\""),
         ("vllm:gpu=h1000", "gpu: expected h100, "),
+        ("vllm:gpu=h1000", "(mantissa help gpus lists all), or a compute capability such as sm90"),
         ("llama.cpp:tp=2", "option: expected gpu=NAME, got \"tp=2\""),
         ("vllm:pp=2", "got \"pp=2\""),
     ] {

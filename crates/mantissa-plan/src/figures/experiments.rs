@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use mantissa_num::page_command;
+
 /// Result of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experiment {
@@ -59,7 +61,7 @@ impl Experiment {
 
     /// Says what was measured, when, and where it is written.
     pub fn source(&self) -> String {
-        format!("{}, {}, {}", self.model, self.date, self.page)
+        format!("{}, {}, {}", self.model, self.date, page_command(self.page))
     }
 }
 

@@ -60,7 +60,7 @@ impl fmt::Display for Unit {
 pub enum Maker {
     /// NVIDIA GPU.
     Nvidia,
-    /// AMD Instinct GPU.
+    /// AMD GPU.
     Amd,
     /// Intel Gaudi.
     Intel,
@@ -159,7 +159,47 @@ pub struct Measured {
     pub machine_f32_gflops: Option<f64>,
 }
 
+/// Every kind, as [`Maker::named`] finds it.
+pub(super) const MAKERS: [(&str, Maker); 5] = [
+    ("nvidia", Maker::Nvidia),
+    ("amd", Maker::Amd),
+    ("intel", Maker::Intel),
+    ("apple", Maker::Apple),
+    ("cpu", Maker::Cpu),
+];
+
+impl Maker {
+    /// Finds a kind by its name, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        MAKERS.into_iter().find(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, maker)| maker)
+    }
+
+    /// True if the memory is that of the processor too, so that nothing can be left to it.
+    pub fn shares_memory(self) -> bool {
+        matches!(self, Maker::Apple | Maker::Cpu)
+    }
+}
+
+/// Bytes from which on Metal lets the GPU use 3/4 of the memory.
+const METAL_LARGE: f64 = 36e9;
+
+/// Returns the share of the memory of a Mac that its GPU may use: Metal's `recommendedMaxWorkingSetSize`. llama.cpp logs 10,923 of
+/// 16,384 MiB and 21,845 of 32,768 (issues 687 of llama-cpp-python, 434 of ollama), 49,152 of 65,536 (issue 1870 of llama.cpp);
+/// `sysctl iogpu.wired_limit_mb` raises it.
+pub(super) fn metal_share(memory: f64) -> f64 {
+    if memory < METAL_LARGE { 2.0 / 3.0 } else { 0.75 }
+}
+
 impl Device {
+    /// Returns the bytes that a model may use of `memory` bytes in place of the device's own: all, but on a Mac what Metal gives
+    /// the GPU.
+    pub fn usable_of(&self, memory: f64) -> f64 {
+        match self.maker {
+            Maker::Apple => memory * metal_share(memory),
+            _ => memory,
+        }
+    }
+
     /// Returns the rate of a unit, operations/s; `None` if the device has no instruction for it.
     pub fn rate(&self, unit: Unit) -> Option<f64> {
         self.rates.iter().find(|(own, _)| *own == unit).map(|(_, rate)| *rate)

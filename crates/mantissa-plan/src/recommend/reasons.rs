@@ -1,8 +1,9 @@
 //! Reasons of a recommendation in words, and what would change it. Every figure is computed.
 
+use super::offload::fastest_split;
 use super::row::{Load, Row, SMALL_MODEL, WORTH, fastest, kv_second};
 use super::sharing;
-use super::words::gb;
+use super::words::{gb, rate};
 use crate::figures::MODELS;
 use crate::hardware::Device;
 use crate::memory::{concurrency, longest_context};
@@ -103,12 +104,12 @@ fn nothing(memory: f64, load: &Load, rows: &[Row], max_kl: f64) -> String {
         "nothing{within} fits {}: the smallest{of_these}, {}, needs {}{}, {} of it for the KV cache of {} × {} tokens in {}{}",
         gb(memory),
         row.precision.name,
-        gb(row.bytes.total()),
+        gb(row.least.bytes.total()),
         if load.devices > 1 { " on each device" } else { "" },
-        gb(row.bytes.kv),
+        gb(row.least.bytes.kv),
         load.batch,
         load.context,
-        row.kv.name,
+        row.least.kv.name,
         beyond(memory, rows, Some(row))
     )
 }
@@ -116,7 +117,7 @@ fn nothing(memory: f64, load: &Load, rows: &[Row], max_kl: f64) -> String {
 /// Names the smallest precision of any loss where it is not the smallest within the limit.
 fn beyond(memory: f64, rows: &[Row], within: Option<&Row>) -> String {
     let runs = rows.iter().filter(|row| row.refusal().is_none());
-    let least = runs.min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()));
+    let least = runs.min_by(|a, b| a.least.bytes.total().total_cmp(&b.least.bytes.total()));
     let Some(row) = least.filter(|row| within.is_none_or(|known| known.precision != row.precision)) else {
         return String::new();
     };
@@ -124,11 +125,15 @@ fn beyond(memory: f64, rows: &[Row], within: Option<&Row>) -> String {
         Some(kl) => format!("KL {kl:.4} nats/token"),
         None => "a loss that was not measured".to_owned(),
     };
-    let fits = match row.bytes.total() <= memory {
+    let fits = match row.least.bytes.total() <= memory {
         true => format!(" and fits: --bits {} lifts the limit", row.precision.nominal),
         false => String::new(),
     };
-    format!("; the smallest at all, {}, needs {} at {loss}{fits}", row.precision.name, gb(row.bytes.total()))
+    format!(
+        "; the smallest at all, {}, needs {} at {loss}{fits}",
+        row.precision.name,
+        gb(row.least.bytes.total())
+    )
 }
 
 /// Returns what would change the choice.
@@ -143,6 +148,7 @@ pub(super) fn changes(
     let memory = load.memory.unwrap_or_else(|| device.available());
     let mut changes = Vec::new();
     let Some(row) = chosen else {
+        changes.extend(offloads(load, rows, max_kl));
         if let Some(least) = smallest(rows, max_kl) {
             changes.extend(sharing::devices(shape, load, least, memory));
             changes.extend(sharing::others(shape, device, load, least, memory));
@@ -165,6 +171,23 @@ pub(super) fn changes(
     changes.extend(faster(rows, row, max_kl));
     changes.extend(exact(rows, row, memory));
     changes
+}
+
+/// Names the fastest split with the host, which llama.cpp makes of what does not fit.
+fn offloads(load: &Load, rows: &[Row], max_kl: f64) -> Option<String> {
+    let (row, split) = fastest_split(rows, max_kl)?;
+    Some(format!(
+        "offload: llama.cpp runs {} with {} of {} layers on the GPU (-ngl {}): {} there, {} on the host, {}–{} tok/s at {:.0} GB/s of the host",
+        row.precision.name,
+        split.gpu_layers,
+        split.layers,
+        split.gpu_layers,
+        gb(split.gpu_bytes),
+        gb(split.host_bytes),
+        rate(split.tokens_per_s[0]),
+        rate(split.tokens_per_s[2]),
+        load.host.bandwidth / 1e9
+    ))
 }
 
 /// Names the batch from which on the weights' bits no longer count.
@@ -260,7 +283,8 @@ fn exact(rows: &[Row], chosen: &Row, memory: f64) -> Option<String> {
 fn smallest(rows: &[Row], max_kl: f64) -> Option<&Row> {
     let runs = |row: &&Row| row.refusal().is_none();
     let within = |row: &&Row| row.precision.measured_kl().is_some_and(|kl| kl <= max_kl);
-    rows.iter().filter(runs).filter(within).min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()))
+    let least = |row: &Row| row.least.bytes.total();
+    rows.iter().filter(runs).filter(within).min_by(|a, b| least(a).total_cmp(&least(b)))
 }
 
 /// Names a precision that fits with a short context.

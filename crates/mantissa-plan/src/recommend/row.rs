@@ -4,8 +4,9 @@ use serde::Serialize;
 
 use super::choice::{Entry, best};
 use super::loads::{Loads, loads};
+use super::offload::{Offload, offload};
 use crate::contract::Engine;
-use crate::hardware::{Device, Execution, Maker};
+use crate::hardware::{Device, Execution, Host, Maker};
 use crate::memory::{Inference, inference};
 use crate::parallel::{Parallel, Split};
 use crate::precision::{KVS, Kv, Precision, Suits};
@@ -33,8 +34,10 @@ pub struct Load {
     pub kv: Option<Kv>,
     /// Largest KL in nats/token, measured on our models, of a precision that is recommended.
     pub max_kl: f64,
-    /// Bytes in place of the device's memory.
+    /// Bytes that the model may use in place of the device's.
     pub memory: Option<f64>,
+    /// Processor and memory beside a GPU.
+    pub host: Host,
 }
 
 /// Tokens of context that are planned for where none is asked for.
@@ -61,6 +64,7 @@ impl Load {
             kv: None,
             max_kl: MAX_KL,
             memory: None,
+            host: Host::default(),
         }
     }
 
@@ -95,6 +99,15 @@ pub const SMALL_MODEL: u64 = 1_000_000_000;
 /// Least gain in time for which a quantized precision is recommended over BF16 that fits.
 pub(super) const WORTH: f64 = 1.1;
 
+/// Bytes with the smallest KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Least {
+    /// Storage of keys and values.
+    pub kv: Kv,
+    /// Bytes on each device.
+    pub bytes: Inference,
+}
+
 /// Candidate precision for a question.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -106,6 +119,11 @@ pub struct Row {
     pub fits: bool,
     /// Bytes on each device.
     pub bytes: Inference,
+    /// Bytes with the smallest KV cache.
+    pub least: Least,
+    /// Split between GPU and host where it does not fit and llama.cpp loads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
     /// Decoding in the middle of an answer.
     pub decode: Speed,
     /// Computation of a prompt.
@@ -183,17 +201,20 @@ pub(super) fn row(
     let kvs = kv_choices(precision, device, &loads, load.kv);
     let fitting = kvs.iter().find(|kv| of(kv).total() <= memory);
     let kv = *fitting.or(kvs.first()).unwrap_or(&KVS[0]);
+    let least = kvs.iter().min_by(|a, b| of(a).kv.total_cmp(&of(b).kv)).unwrap_or(&kv);
     let setup =
         Setup { shape, precision, kv: &kv, device, split: load.split(), reduce_bits: load.reduce_bits };
     let (decode, prefill) = (setup.decode(load.batch, load.depth()), setup.prefill(load.prefill.max(1)));
     let batch = load.batch.max(1) as f64;
     let seconds = load.prefill as f64 * batch / prefill.tokens_per_s[1]
         + load.decode as f64 * batch / decode.tokens_per_s[1];
-    Row {
+    let row = Row {
         precision: *precision,
         kv,
         fits: fitting.is_some(),
         bytes: of(&kv),
+        least: Least { kv: *least, bytes: of(least) },
+        offload: None,
         decode,
         prefill,
         seconds,
@@ -204,7 +225,8 @@ pub(super) fn row(
             && load.batch >= MANY
             && matches!(device.maker, Maker::Nvidia | Maker::Amd),
         decoded: device.maker == Maker::Nvidia && precision.suits(device.sm) == Suits::Decoded,
-    }
+    };
+    Row { offload: offload(shape, device, load, &row, memory), ..row }
 }
 
 /// Returns the best row, by `cost` in seconds. See [`best`].

@@ -167,6 +167,17 @@ fn bare_files() {
     assert_eq!((model.config(), model.dir()), (None, dir.path()));
     let pickle = write(dir.path(), "w.pt", b"anything");
     assert!(matches!(refused(&pickle), Error::Foreign { kind: ForeignKind::Pickle, .. }));
+    for (bytes, expected) in [
+        (&b"PK\x03\x04"[..], ForeignKind::Zip),
+        (b"\x80\x02}q\0.", ForeignKind::Pickle),
+        (b"tjgg\x03\0\0\0", ForeignKind::Ggml),
+        (b"\0\x01\0\0floats of llama2.c", ForeignKind::Bin),
+        (b"", ForeignKind::Bin),
+    ] {
+        let bin = write(dir.path(), "w.bin", bytes);
+        let error = refused(&bin);
+        assert!(matches!(error, Error::Foreign { kind, .. } if kind == expected), "{error}");
+    }
     assert!(matches!(refused(&dir.path().join("none")), Error::Missing { .. }));
 }
 

@@ -7,6 +7,15 @@ use toml::Value;
 /// Values by dotted key.
 type Flat = BTreeMap<String, Value>;
 
+/// Lists the settings of a run by dotted key, with their values as TOML; none if the text is not TOML.
+pub fn flat_settings(text: &str) -> BTreeMap<String, String> {
+    let mut flat = Flat::new();
+    if let Ok(table) = text.parse::<toml::Table>() {
+        flatten("", &Value::Table(table), &mut flat);
+    }
+    flat.into_iter().map(|(key, value)| (key, value.to_string())).collect()
+}
+
 /// Lists the keys in which the settings `now` differ from a `run`, with both values:
 /// `schedule.steps = 5 (run: 3)`. Empty if either is not TOML.
 pub fn differences(run: &str, now: &str) -> Vec<String> {
@@ -50,5 +59,7 @@ mod tests {
         );
         assert_eq!(differences(run, run), Vec::<String>::new());
         assert_eq!(differences("= no TOML", now), Vec::<String>::new());
+        assert_eq!(super::flat_settings(now)["data.files"], "[\"a\"]");
+        assert!(super::flat_settings("= no TOML").is_empty());
     }
 }

@@ -93,13 +93,13 @@ options! {
     /// `[data]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct Data {
-        /// texts, .jsonl files, or token files (.safetensors)
+        /// texts, .jsonl or .json files, or token files (.safetensors)
         files: Vec<String>, Texts, Note::needed("[\"text.txt\"]");
         /// separator of the documents of a text; without it a text is one document
         split: Option<String>, Unset(Text), Note::example("\"<|endoftext|>\"");
-        /// field of a .jsonl line with the document
+        /// field of a record with the document
         field: String = "text".to_owned(), Text;
-        /// true: .jsonl files of conversations or prompts, loss on answers only, packed
+        /// true: files of conversations or prompts, loss on answers only, packed
         chat: bool = false, Flag, Note::LATER;
         /// tokens of a window
         length: usize, AtLeast(1), Note::needed("256");

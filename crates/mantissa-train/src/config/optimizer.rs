@@ -220,6 +220,11 @@ static KIND_HELP: LazyLock<String> = LazyLock::new(|| {
     format!("{names}, each with keys of its own")
 });
 
+/// Returns own keys of an optimizer; `None` if there is none of this name.
+pub(super) fn own_keys(name: &str) -> Option<Vec<Key>> {
+    Some((registry::kind(name)?.keys)().keys())
+}
+
 /// Lists own keys of every optimizer by its name, without the format of moments, for pages.
 pub fn optimizer_keys() -> Vec<(&'static str, Vec<Key>)> {
     let shown = |key: &Key| !key.note.retired && key.name != "moments";

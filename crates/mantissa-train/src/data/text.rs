@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use mantissa_store::{Error, TextFile, TextPart};
+use mantissa_store::{Error, Shown, TextFile, TextPart};
 use serde_json::Value;
 
 use super::DataError;
+use super::records::{Records, record_word, refuse_table};
 
 /// Layout of documents in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +16,7 @@ pub enum TextFormat {
         /// Separator between documents.
         split: Option<String>,
     },
-    /// JSON Lines: one object per line, with the document in one of its fields.
+    /// JSON Lines or a JSON list: objects with the document in one of their fields.
     JsonLines {
         /// Name of the field.
         field: String,
@@ -59,7 +60,6 @@ pub fn documents_within(
     memory: u64,
     mut each: impl FnMut(&str) -> Result<(), DataError>,
 ) -> Result<Found, DataError> {
-    let mut file = open(path)?;
     let mut found = Found::default();
     let mut give = |document: &str, record: Option<usize>| {
         if document.is_empty() {
@@ -72,24 +72,31 @@ pub fn documents_within(
         each(document)
     };
     let most = MAX_DOCUMENT.min(memory);
-    for number in 1.. {
-        let part = match format {
-            TextFormat::Text { split: None } => file.piece(most as usize + 1, most, |_| None)?,
-            TextFormat::Text { split: Some(separator) } => file.part(separator, most)?,
-            TextFormat::JsonLines { .. } => file.part("\n", most)?,
-        };
-        match (part, format) {
-            (TextPart::End, _) => break,
-            (TextPart::TooLong, _) => return Err(too_long(path, number, most, memory)),
-            (TextPart::Text(line), TextFormat::JsonLines { .. }) if line.trim().is_empty() => {}
-            (TextPart::Text(line), TextFormat::JsonLines { field }) => {
-                if (line.len() as u64).saturating_mul(JSON_BYTES) > memory {
-                    let needs = line.len() as u64 * JSON_BYTES;
+    let separator = match format {
+        TextFormat::JsonLines { field } => {
+            let mut records = Records::open(path, memory)?;
+            let held = records.held();
+            while let Some((number, text)) = records.next(path, most, memory)? {
+                let needs = (text.len() as u64).saturating_mul(JSON_BYTES).saturating_add(held);
+                if needs > memory {
                     return Err(DataError::Memory { file: named(path), needs, allowed: memory });
                 }
-                give(json_field(path, number, line, field)?.trim(), Some(number))?;
+                give(json_field(path, number, text, field)?.trim(), Some(number))?;
             }
-            (TextPart::Text(document), _) => give(document.trim(), None)?,
+            return Ok(found);
+        }
+        TextFormat::Text { split } => split,
+    };
+    let mut file = open(path)?;
+    for number in 1.. {
+        let part = match separator {
+            None => file.piece(most as usize + 1, most, |_| None)?,
+            Some(separator) => file.part(separator, most)?,
+        };
+        match part {
+            TextPart::End => break,
+            TextPart::TooLong => return Err(too_long(path, number, most, memory)),
+            TextPart::Text(document) => give(document.trim(), None)?,
         }
     }
     Ok(found)
@@ -101,8 +108,9 @@ const JSON_BYTES: u64 = 40;
 /// Opens a text file.
 ///
 /// # Errors
-/// A missing path or one that is not a file.
+/// A missing path or one that is not a file; a table.
 pub(super) fn open(path: &Path) -> Result<TextFile, DataError> {
+    refuse_table(path)?;
     TextFile::open(path).map_err(|error| match error {
         Error::Missing { .. } => DataError::Field {
             file: named(path),
@@ -131,18 +139,48 @@ pub(super) fn too_long(path: &Path, number: usize, most: u64, memory: u64) -> Da
     }
 }
 
-fn json_field(path: &Path, line: usize, text: &str, field: &str) -> Result<String, DataError> {
-    let fault = |found: String| DataError::Field {
+fn json_field(path: &Path, record: usize, text: &str, field: &str) -> Result<String, DataError> {
+    let place = format!("{} {record}", record_word(path));
+    let fault = |field: String, found: String, allowed: String| DataError::Field {
         file: path.display().to_string(),
-        field: format!("line {line}"),
+        field,
         found,
-        allowed: format!("a JSON object with a string \"{field}\""),
+        allowed,
     };
-    match serde_json::from_str::<Value>(text) {
-        Err(error) => Err(fault(error.to_string())),
-        Ok(mut value) => match value.get_mut(field).map(Value::take) {
-            Some(Value::String(document)) => Ok(document),
-            _ => Err(fault("another value".to_owned())),
-        },
+    let object = || format!("a JSON object with a text \"{field}\"");
+    let mut value = serde_json::from_str::<Value>(text)
+        .map_err(|error| fault(place.clone(), error.to_string(), object()))?;
+    let Value::Object(fields) = &mut value else {
+        return Err(fault(place, kind(&value).to_owned(), object()));
+    };
+    match fields.remove(field) {
+        Some(Value::String(document)) => Ok(document),
+        Some(other) => Err(fault(format!("{place}: {field}"), kind(&other).to_owned(), "a text".to_owned())),
+        None => {
+            let names: Vec<_> = fields.keys().take(8).map(|name| format!("\"{}\"", Shown(name))).collect();
+            let found = match names.as_slice() {
+                [] => "no field".to_owned(),
+                names => format!("the fields {}", names.join(", ")),
+            };
+            let dialogue = ["messages", "prompt", "conversations", "instruction"];
+            let fix = match dialogue.iter().any(|name| fields.contains_key(*name)) {
+                true => "set data.chat to true (--set data.chat=true)",
+                false => "name the field of the text (data.field)",
+            };
+            Err(fault(place, format!("{found}; fix: {fix}"), object()))
+        }
+    }
+}
+
+/// Names the kind of a JSON value.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(text) if text.is_empty() => "an empty text",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
     }
 }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use mantissa_jobs::parse_count;
 use mantissa_num::{Scheme, nearest_list};
 use mantissa_plan::explain::{Deployment, Explained, Topic, groups, topics};
+use mantissa_plan::hardware::Device;
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::recommend::Load;
 use mantissa_plan::shape::{ModelShape, billions};
@@ -117,7 +118,7 @@ impl Execute for Args {
         let shape = self.subject.shape_or_usual(context)?;
         let device = device(self.subject.hardware(), context)?;
         let tokens = context_of(self.context, 8192, &shape)?;
-        let load = load(tokens, self.batch, context);
+        let load = load(tokens, self.batch, &device, context);
         let typed = match self.subject.model() {
             Some(model) => quoted(model.typed()),
             None => "MODEL".to_owned(),
@@ -135,8 +136,8 @@ impl Execute for Args {
 }
 
 /// Describes the load of an answer.
-fn load(context: u64, batch: u64, options: &Context) -> Load {
-    let memory = options.memory.map(|memory| memory as f64);
+fn load(context: u64, batch: u64, device: &Device, options: &Context) -> Load {
+    let memory = options.memory.map(|memory| device.usable_of(memory as f64));
     Load { batch, memory, ..Load::of_context(context, 1, Parallel::Tensor) }
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use mantissa_jobs::finetune::{Finetune, FinetuneArguments, HeldOutData, TrainedWeights, TuningArguments};
+use mantissa_jobs::train::events_folder;
 use mantissa_store::{Kind, Paths};
 use mantissa_train::Lora;
 
@@ -32,8 +33,9 @@ pub(super) enum Adapter {
 
 /// Fine-tune a model: LoRA, DoRA, QLoRA or all weights
 ///
-/// The data are a text, or a JSONL file with lines of {"text": …}, or of conversations ({"messages": …}) or prompts
-/// ({"prompt": …, "completion": …}), rendered with the model's chat template, with the loss on answers only. DIR is the folder of the run: settings,
+/// The data are a text, or JSON Lines or a JSON list of {"text": …}, of conversations ({"messages": …}; ShareGPT's
+/// {"conversations": …}; Alpaca's {"instruction": …, "output": …}) or of prompts ({"prompt": …, "completion": …}). Conversations
+/// are rendered with the model's chat template, with the loss on answers only. DIR is the folder of the run: settings,
 /// log, checkpoints, and at the end the adapter in PEFT's format (DIR/adapter), the merged model (DIR/model), or both.
 /// On SIGINT or SIGTERM the run writes a checkpoint and stops; the same command resumes it bit-exactly.
 #[derive(clap::Args)]
@@ -148,6 +150,11 @@ pub struct Tuning {
     /// With its KL divergence from the adapter form.
     #[arg(long, value_name = "SCHEME", help_heading = "Output")]
     requantize: Option<String>,
+    /// Write event files for TensorBoard to DIR/RUN
+    ///
+    /// RUN is the last part of --out. A resumed run continues them.
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    tensorboard: Option<PathBuf>,
     /// Resume from the last sound checkpoint of the run
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
@@ -222,6 +229,7 @@ impl Tuning {
             set: self.set.clone(),
             merge: self.merge,
             requantize: self.requantize.clone(),
+            tensorboard: self.tensorboard.clone(),
             start: start_mode(self.resume, self.restart),
         }
     }
@@ -234,6 +242,9 @@ impl Tuning {
         }
         if !self.dry_run {
             paths.write("--out", &self.out, Kind::Run);
+            if let Some(dir) = &self.tensorboard {
+                paths.write("--tensorboard", events_folder(dir, &self.out), Kind::Run);
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use mantissa_num::page_command;
 use mantissa_plan::figures::{Figure, PAGE};
 use serde::Serialize;
 
@@ -45,7 +46,7 @@ pub fn print_measured(measured: &[Measured], out: &mut dyn Write) -> io::Result<
     if measured.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\nMeasured on our models ({PAGE}); KL in nats/token:")?;
+    writeln!(out, "\nMeasured on our models ({}); KL in nats/token:", page_command(PAGE))?;
     let right = Align::Right;
     let mut table = Table::new([
         ("recipe", Align::Left),

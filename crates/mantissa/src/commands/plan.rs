@@ -3,6 +3,7 @@
 mod args;
 mod asked;
 mod device;
+mod hardware_list;
 mod page;
 mod subject;
 mod text;
@@ -35,6 +36,9 @@ impl Execute for Args {
     /// # Errors
     /// A model, a size or hardware that cannot be used; I/O.
     fn run(&self, context: &Context) -> Result<()> {
+        if self.subject.hardware() == hardware_list::NAME {
+            return hardware_list::run(context);
+        }
         let shape = self.subject.shape(context)?;
         let device = device(self.subject.hardware(), context)?;
         if !self.max_kl.is_finite() || self.max_kl < 0.0 {
@@ -44,7 +48,7 @@ impl Execute for Args {
             args: self,
             shape: &shape,
             device: &device,
-            memory: context.memory.map(|memory| memory as f64),
+            given: context.memory.map(|memory| memory as f64),
         };
         match self.train {
             Some(what) => train::run(&asked, what, context),
@@ -106,6 +110,7 @@ fn load(asked: &Asked<'_>) -> Result<Load> {
         reduce_bits: f64::from(args.reduce_bits),
         kv: args.kv,
         max_kl: args.max_kl,
-        memory: asked.memory,
+        memory: asked.memory(),
+        host: args.host.unwrap_or_default(),
     })
 }

@@ -1,6 +1,7 @@
-//! `mantissa report`: writes one self-contained HTML page for a training run or a quantized model.
+//! `mantissa report`: writes one self-contained HTML page for a training run, several of them, or a quantized model.
 
 mod artifact;
+mod comparison;
 mod experts;
 mod gemms;
 mod health;
@@ -11,15 +12,18 @@ pub mod texts;
 mod training;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use mantissa_jobs::memory::PROCESS;
-use mantissa_jobs::run_files;
+use mantissa_jobs::run_files::{self, RunState};
 use mantissa_quant::{Quality, quality_path};
-use mantissa_store::Paths;
+use mantissa_store::{Kind, Output, Paths, writer_of};
 use serde::Serialize;
 
+use self::comparison::Comparison;
 use self::texts::name;
+use self::training::RunPage;
 use super::execute::Execute;
 use super::model::{self, ModelPath};
 use super::next_steps::quoted;
@@ -30,24 +34,29 @@ use crate::output::labelled;
 use crate::report::Page;
 use mantissa_jobs::embedded;
 
-/// Write an HTML page for a training run or a quantized model
+/// Write an HTML page for training runs or a quantized model
 ///
 /// The page loads nothing else and works without scripts. For a quantized model it begins with the size before
 /// and after and the KL from the source in a plain word, then the same prompt continued by both models (with
 /// --reference), the commands that load it, and the error and bits of every layer. For a training run it begins
-/// with the outcome and the main curves; those of each tensor are folded away. It can be made while a run is in
-/// progress.
+/// with the outcome and the main curves; those of each tensor are folded away. Several runs are compared on one page: their
+/// curves over each other, the settings that differ, final figures. The page of a run in progress loads itself again;
+/// --follow keeps it up to date until the run ends.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa report demo-int4
   mantissa report demo-int4 --prompt 'Once upon a time' --out page.html
-  mantissa report runs/first --out first.html")]
+  mantissa report runs/first --out first.html
+  mantissa report runs/first --follow
+  mantissa report runs/bf16 runs/fp8 runs/nvfp4 --out policies.html")]
 pub struct Args {
-    /// Training run, or quantized folder or .gguf file
-    run: PathBuf,
+    /// Training runs, or a quantized folder or .gguf file
+    #[arg(value_name = "RUN", required = true)]
+    runs: Vec<PathBuf>,
     /// HTML file [default: in the run, or beside the model]
     ///
-    /// report.html in a run; NAME.report.html next to a quantized model. Replaces an earlier page of the same run or
+    /// report.html in a run; NAME.report.html next to a quantized model; comparison.report.html next to the first of
+    /// several runs. Replaces an earlier page of the same run or
     /// model that was not edited.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -66,6 +75,11 @@ pub struct Args {
     /// At most.
     #[arg(long, value_name = "N", default_value_t = 64)]
     new_tokens: u16,
+    /// Keep the page of a run in progress up to date
+    ///
+    /// Writes it every 10 seconds until the run ends, or a signal ends this command.
+    #[arg(long)]
+    follow: bool,
 }
 
 #[derive(Serialize)]
@@ -73,6 +87,11 @@ struct Done {
     report: PathBuf,
     kind: &'static str,
     bytes: u64,
+    /// State of a training run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    comparison: Option<Comparison>,
     /// Labels and texts of the lines that say the result.
     #[serde(skip)]
     lines: Vec<(&'static str, String)>,
@@ -82,40 +101,114 @@ impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        if self.run.is_file() {
-            paths.watch(&self.run);
-        }
-        paths.watch(quality_path(&self.run));
-        for name in [run_files::LOG, run_files::TELEMETRY, run_files::RUN, run_files::CONFIG] {
-            paths.watch(self.run.join(name));
+        for run in &self.runs {
+            if run.is_file() {
+                paths.watch(run);
+            }
+            paths.watch(quality_path(run));
+            for name in [run_files::LOG, run_files::TELEMETRY, run_files::RUN, run_files::CONFIG] {
+                paths.watch(run.join(name));
+            }
         }
         self.reference.iter().for_each(|model| model.paths(paths));
-        paths.write_about("--out", place(self), &self.run);
+        match self.runs.as_slice() {
+            [run] => paths.write_about("--out", place(self), run),
+            _ => paths.write("--out", place(self), Kind::File),
+        }
         Ok(())
     }
 
     /// # Errors
     /// A folder without anything to report, malformed files, I/O; a source model that cannot be run.
     fn run(&self, context: &Context) -> Result<()> {
-        context.require_memory("report", needed(&self.run))?;
-        let (kind, page, lines) = if is_training(&self.run) {
-            only_for_models(self)?;
-            let (page, outcome) = training::page(&self.run)?;
-            ("training", page, vec![("run", outcome)])
-        } else if let Some(quality) = Quality::read(&self.run)? {
-            ("artifact", artifact_page(self, &quality, context)?, artifact::lines(&quality))
-        } else {
-            return Err(nothing_at(&self.run).into());
-        };
+        let needs = self.runs.iter().map(|run| needed(run)).fold(0, u64::saturating_add);
+        context.require_memory("report", needs)?;
+        let [run] = self.runs.as_slice() else { return compare(self, context) };
         let out = place(self);
+        let (kind, page, lines, state) = if is_training(run) {
+            only_for_models(self)?;
+            let mut found = training::page(run)?;
+            if self.follow {
+                found = follow(run, found, &context.output(&out)?, context)?;
+            }
+            ("training", found.page, vec![("run", found.outcome)], Some(found.state.word()))
+        } else if self.follow {
+            return Err(
+                BadInput::new("--follow", run.display().to_string(), "the folder of a training run").into()
+            );
+        } else if let Some(quality) = Quality::read(run)? {
+            ("artifact", artifact_page(self, run, &quality, context)?, artifact::lines(&quality), None)
+        } else {
+            return Err(nothing_at(run).into());
+        };
         page.write(&context.output(&out)?)?;
-        let done = Done { report: out, kind, bytes: page.html().len() as u64, lines };
+        let bytes = page.html().len() as u64;
+        let done = Done { report: out, kind, bytes, state, comparison: None, lines };
         context.report(&done, |out| {
             done.lines.iter().try_for_each(|(label, text)| labelled(out, label, text))?;
             // Not wrapped, to be copied.
             writeln!(out, "report      {}", done.report.display())
         })
     }
+}
+
+/// Time between two looks for a signal while a run is followed.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Writes the page of a run again and again until the run ends or the command is to stop; returns the last one.
+fn follow(run: &Path, first: RunPage, output: &Output, context: &Context) -> Result<RunPage> {
+    context.until_stopped(|stops| {
+        let mut found = first;
+        while matches!(found.state, RunState::Living(_)) && !stops() {
+            found.page.write(output)?;
+            let until = Instant::now() + Duration::from_secs(training::RELOAD.into());
+            while Instant::now() < until && !stops() && writer_of(run)?.is_some() {
+                std::thread::sleep(LOOK);
+            }
+            found = training::page(run)?;
+        }
+        Ok(found)
+    })
+}
+
+/// Compares several runs.
+fn compare(args: &Args, context: &Context) -> Result<()> {
+    only_for_models(args)?;
+    if args.follow {
+        return Err(BadInput::new("--follow", format!("{} runs", args.runs.len()), "one run").into());
+    }
+    if args.runs.len() > comparison::MOST {
+        let found = format!("{} runs", args.runs.len());
+        return Err(BadInput::new("RUN", found, format!("at most {} to compare", comparison::MOST)).into());
+    }
+    if let Some(other) = args.runs.iter().find(|run| !is_training(run)) {
+        let found = format!("no {}", run_files::LOG);
+        let expected = "the folder of a training run, beside other runs";
+        return Err(BadInput::new(other.display().to_string(), found, expected).into());
+    }
+    let (found, page) = comparison::compare(&args.runs)?;
+    let out = place(args);
+    page.write(&context.output(&out)?)?;
+    let bytes = page.html().len() as u64;
+    let done = Done {
+        report: out,
+        kind: "comparison",
+        bytes,
+        state: None,
+        comparison: Some(found),
+        lines: Vec::new(),
+    };
+    context.report(&done, |out| {
+        let Some(found) = &done.comparison else { return Ok(()) };
+        comparison::figures(found).write(out)?;
+        writeln!(out)?;
+        if let Some(settings) = comparison::settings(found) {
+            settings.write(out)?;
+            writeln!(out)?;
+        }
+        found.summary.iter().try_for_each(|line| labelled(out, "compared", line))?;
+        writeln!(out, "report      {}", done.report.display())
+    })
 }
 
 /// Makes the error of a path that holds nothing to report.
@@ -136,18 +229,19 @@ fn only_for_models(args: &Args) -> Result<()> {
     } else {
         return Ok(());
     };
-    let what = format!("{}: {given}", args.run.display());
+    let run = args.runs.first().map(|run| run.display().to_string()).unwrap_or_default();
+    let what = format!("{run}: {given}");
     Err(BadInput::new(what, "a training run", "a quantized model; fix: leave out the option").into())
 }
 
 /// Makes the page of a quantized model.
-fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Page> {
+fn artifact_page(args: &Args, run: &Path, quality: &Quality, context: &Context) -> Result<Page> {
     let source = match &args.reference {
         Some(reference) => {
             let faults = quality.faults_of_source(&model::open_quietly(reference)?)?;
             if let Some(fault) = faults.first() {
                 let named = format!("--reference {}", reference.named().display());
-                let expected = format!("the model that {} was quantized from", args.run.display());
+                let expected = format!("the model that {} was quantized from", run.display());
                 return Err(BadInput::new(named, format!("another one ({fault})"), expected).into());
             }
             Some(reference.to_path_buf())
@@ -158,23 +252,23 @@ fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Pa
     let texts = match source {
         Some(source) => {
             let prompts = texts::Prompts::new(&args.prompts, args.new_tokens.into());
-            Ok(texts::pairs(&source, &args.run, &prompts, context)?)
+            Ok(texts::pairs(&source, run, &prompts, context)?)
         }
         None if !args.prompts.is_empty() => {
-            let what = format!("{}: --prompt", args.run.display());
+            let what = format!("{}: --prompt", run.display());
             return Err(BadInput::new(what, "no source model", "--reference SOURCE with it").into());
         }
-        None => Err(format!("mantissa report {} --reference SOURCE", quoted(&args.run))),
+        None => Err(format!("mantissa report {} --reference SOURCE", quoted(run))),
     };
     let extras = artifact::Extras {
-        source: origin::source(&args.run, quality, args.reference.as_ref()),
+        source: origin::source(run, quality, args.reference.as_ref()),
         reference: origin::reference(quality, args.reference.as_ref()),
-        launch: launch::Launch::of(&args.run, context),
-        written: origin::written(&args.run),
-        files: origin::files(&args.run, quality),
+        launch: launch::Launch::of(run, context),
+        written: origin::written(run),
+        files: origin::files(run, quality),
         texts,
     };
-    Ok(artifact::page(&args.run, quality, &extras))
+    Ok(artifact::page(run, quality, &extras))
 }
 
 /// True if the folder is a training run.
@@ -184,10 +278,15 @@ fn is_training(run: &Path) -> bool {
 
 /// Returns the path of the page.
 fn place(args: &Args) -> PathBuf {
-    match &args.out {
-        Some(out) => out.clone(),
-        None if is_training(&args.run) => args.run.join("report.html"),
-        None => beside(&args.run),
+    match (&args.out, args.runs.as_slice()) {
+        (Some(out), _) => out.clone(),
+        (None, [run]) if is_training(run) => run.join("report.html"),
+        (None, [run]) => beside(run),
+        (None, runs) => {
+            let first = runs.first().map_or(Path::new(""), PathBuf::as_path);
+            let path = first.canonicalize().unwrap_or_else(|_| first.to_owned());
+            path.with_file_name("comparison.report.html")
+        }
     }
 }
 

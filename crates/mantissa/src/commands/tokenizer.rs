@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_store::{Kind, Paths, Staging};
-use mantissa_train::data::{DataError, TextFormat, WordCounts, learn_bpe};
+use mantissa_train::data::{DataError, TextFormat, WordCounts, is_records, learn_bpe};
 use serde::Serialize;
 use serde_json::json;
 
@@ -92,7 +92,7 @@ fn count(args: &Args, context: &Context) -> Result<(WordCounts, usize)> {
     let mut words = WordCounts::new(context.threads, context.memory_left());
     let mut documents = 0;
     for path in &args.files {
-        let format = match path.extension().is_some_and(|extension| extension == "jsonl") {
+        let format = match is_records(path) {
             true => TextFormat::JsonLines { field: args.field.clone() },
             false => TextFormat::Text { split: args.split.clone() },
         };

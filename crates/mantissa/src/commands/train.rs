@@ -12,7 +12,7 @@ use anyhow::Result;
 use mantissa_jobs::Job;
 use mantissa_jobs::run_files::DONE;
 use mantissa_jobs::train::{
-    Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor,
+    Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor, trainable_words,
 };
 use mantissa_store::Paths;
 use mantissa_train::config::RunConfig;
@@ -79,6 +79,11 @@ pub struct Args {
     /// Override a setting: section.key=value (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Write event files for TensorBoard to DIR/RUN
+    ///
+    /// RUN is the last part of the run's folder. A resumed run continues them.
+    #[arg(long, value_name = "DIR", requires = "config")]
+    tensorboard: Option<PathBuf>,
     /// Resume from the last sound checkpoint of the run
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
@@ -93,6 +98,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct DryRun<'a> {
     parameters: u64,
+    trainable_parameters: u64,
     policy: &'a str,
     optimizer: &'a str,
     /// Predicted bytes by purpose.
@@ -166,7 +172,8 @@ impl Execute for Args {
 impl Args {
     fn job(&self, config: &Path) -> Result<Train> {
         let start = start_mode(self.resume, self.restart);
-        Ok(Train::resolve(&TrainArguments { config: config.to_owned(), set: self.set.clone(), start })?)
+        let (config, set, tensorboard) = (config.to_owned(), self.set.clone(), self.tensorboard.clone());
+        Ok(Train::resolve(&TrainArguments { config, set, tensorboard, start })?)
     }
 }
 
@@ -245,6 +252,7 @@ fn dry_run(job: &Train, context: &Context) -> Result<()> {
     };
     let report = DryRun {
         parameters: preview.parameters,
+        trainable_parameters: preview.trainable_parameters,
         policy: &preview.policy,
         optimizer: &preview.optimizer,
         memory: preview.memory.iter().copied().collect(),
@@ -265,8 +273,14 @@ fn dry_run(job: &Train, context: &Context) -> Result<()> {
         }
         writeln!(out)?;
         decay_table(&preview, job.settings().optimizer.common.weight_decay).write(out)?;
-        let DryRun { parameters, policy, optimizer, .. } = report;
-        writeln!(out, "\n{parameters} parameters, policy {policy}, optimizer {optimizer}")
+        let DryRun { parameters, trainable_parameters: trained, policy, optimizer, .. } = report;
+        let adapts = job.settings().adapter.is_some();
+        let trained = if adapts {
+            format!("trains {}, ", trainable_words(trained, parameters))
+        } else {
+            format!("{parameters} parameters, ")
+        };
+        writeln!(out, "\n{trained}policy {policy}, optimizer {optimizer}")
     })
 }
 
@@ -305,8 +319,12 @@ fn human(
     }
     let loss = done.loss.map_or_else(|| "no step left".to_owned(), |loss| format!("last loss {loss:.4}"));
     let TrainReport { steps, skipped, tokens, seconds, .. } = done;
-    let all = format!("{steps} steps ({skipped} skipped), {tokens} tokens, {loss}, {seconds:.1} s");
+    let resumed = done.resumed_at.map_or_else(String::new, |step| format!(", resumed at step {step}"));
+    let all = format!("{steps} steps ({skipped} skipped{resumed}), {tokens} tokens, {loss}, {seconds:.1} s");
     labelled(out, "trained", &all)?;
+    if done.results.adapter.is_some() {
+        labelled(out, "trainable", &trainable_words(done.trainable_parameters, done.parameters))?;
+    }
     labelled(out, "data", &data::sentence(&done.data))?;
     if let Some(best) = done.validation_loss {
         labelled(

@@ -12,12 +12,20 @@ const STYLE: &str = include_str!("style.css");
 pub struct Page {
     title: String,
     body: Html,
+    /// Seconds after which a browser loads the page again.
+    reloads: Option<u32>,
 }
 
 impl Page {
     /// Starts a page with its title.
     pub fn new(title: &str) -> Self {
-        Page { title: title.to_owned(), body: Html::element("h1", &[], [Html::text(title)]) }
+        Page { title: title.to_owned(), body: Html::element("h1", &[], [Html::text(title)]), reloads: None }
+    }
+
+    /// Makes a browser load the page again every so many seconds: what it describes still changes.
+    #[must_use]
+    pub fn reloading(self, seconds: u32) -> Self {
+        Page { reloads: Some(seconds), ..self }
     }
 
     /// Appends content.
@@ -28,11 +36,14 @@ impl Page {
 
     /// Returns the whole file. Its content security policy forbids a browser to load or run anything.
     pub fn html(&self) -> String {
+        let reload = self.reloads.map_or_else(String::new, |seconds| {
+            format!("<meta http-equiv=\"refresh\" content=\"{seconds}\">\n")
+        });
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-             <title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{}</main>\n</body>\n</html>\n",
+             {reload}<title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{}</main>\n</body>\n</html>\n",
             Html::text(&self.title).as_str(),
             self.body.as_str()
         )
@@ -58,6 +69,8 @@ mod tests {
         let html = page.html();
         assert!(html.contains("<title>a &amp; b</title>") && html.contains("<p>text</p>"), "{html}");
         assert!(!html.contains("://") && !html.contains("<script") && !html.contains("url("), "{html}");
+        assert!(!html.contains("refresh"), "{html}");
+        assert!(page.reloading(10).html().contains("<meta http-equiv=\"refresh\" content=\"10\">"));
     }
 
     /// A phone has about 24 em; a wider box would scroll sideways.

@@ -64,6 +64,7 @@ mod rebuild;
 mod regular_files;
 mod report;
 mod run;
+mod runs;
 mod serve;
 mod several;
 mod share;

@@ -71,6 +71,63 @@ fn the_report_has_what_the_text_says() {
 }
 
 #[test]
+fn hardware_is_listed_and_given_by_its_figures() {
+    let list = succeed(&["plan", "--hardware", "list"]);
+    for part in ["rtx4090", "m5-max", "rx7900xtx", "data sheet", "GB/s"] {
+        assert!(list.contains(part), "{part}: {list}");
+    }
+    let devices = json(&["plan", "--hardware", "list", "--json"]);
+    assert!(devices["devices"].as_array().unwrap().iter().all(|device| device["source"].is_string()));
+    let figures = "bandwidth=1008GB/s,memory=24GB,bf16=165.2TFLOPS,fp8=330.3TFLOPS,int8=660.6TOPS,sm=89";
+    let given = json(&["plan", "--params", "8B", "--hardware", figures, "--json"]);
+    let named = json(&["plan", "--params", "8B", "--hardware", "rtx4090", "--json"]);
+    assert_eq!(given["recommendation"]["precision"], named["recommendation"]["precision"]);
+    assert_eq!(row(&given, "Q4_K_M")["decode"], row(&named, "Q4_K_M")["decode"]);
+    let wrong = fail(2, &["plan", "--params", "8B", "--hardware", "bandwith=1TB/s,memory=24GB,bf16=1T"]);
+    assert!(wrong.contains("--hardware: bandwith: expected bandwidth"), "{wrong}");
+    let wrong = fail(2, &["plan", "--params", "8B", "--hardware", "bandwidth=1008,memory=24GB,bf16=1T"]);
+    assert!(wrong.contains("with its unit, such as 1008GB/s"), "{wrong}");
+}
+
+#[test]
+fn what_does_not_fit_is_split_with_the_host() {
+    let question = ["plan", "--params", "70B", "--hardware", "rtx4090"];
+    let text = succeed(&question);
+    for part in [
+        "-ngl",
+        "two channels of DDR5-5600",
+        "on the host",
+        "changes     offload: llama.cpp runs ",
+        "choose      nothing fits the GPU alone; split with the host: ",
+        "make        mantissa quantize MODEL --recipe ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let split = |host: &str| {
+        let report = json(&["plan", "--params", "70B", "--hardware", "rtx4090", "--host", host, "--json"]);
+        row(&report, "Q4_K_M")["offload"].clone()
+    };
+    let (slow, fast) = (split("45GB/s"), split("bandwidth=90GB/s,memory=16GB"));
+    assert_eq!((&slow["gpu_layers"], &slow["fits"]), (&fast["gpu_layers"], &json!(true)));
+    assert_eq!(fast["fits"], false, "{fast}");
+    let rate = |split: &Value| split["tokens_per_s"][1].as_f64().unwrap();
+    assert!(rate(&fast) > 1.7 * rate(&slow), "{fast} {slow}");
+}
+
+/// Metal gives the GPU two thirds of a Mac's 32 GB, and three quarters of its 64 GB.
+#[test]
+fn a_mac_keeps_a_part_of_its_memory() {
+    let usable = |memory: &str| {
+        let plan = ["plan", "--params", "8B", "--hardware", "m4-max", "--memory", memory];
+        (succeed(&plan), json(&[&plan[..], &["--json"]].concat())["load"]["memory"].as_f64().unwrap())
+    };
+    let (text, small) = usable("32G");
+    assert!((small / 1e9 - 64.0 / 3.0).abs() < 1e-6, "{small}");
+    assert!(text.replace('\n', " ").contains("of which Metal lets the GPU use 21.3 GB"), "{text}");
+    assert_eq!(usable("64G").1, 48e9);
+}
+
+#[test]
 fn a_config_is_enough() {
     let temp = TempDir::new().unwrap();
     let config = temp.path().join("config.json");

@@ -1,5 +1,7 @@
 //! Measured figures, with their models and pages.
 
+use mantissa_num::page_command;
+
 use super::super::value::{Args, Compute, Fault, Value};
 use crate::figures::{Experiment, Figure, PAGE, experiment, figure, losses};
 use crate::precision::Precision;
@@ -17,7 +19,7 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
     ("recipe_kl", |_, a| Ok(Value::Number(row(a)?.kl))),
     ("recipe_top1", |_, a| Ok(Value::number(row(a)?.top1))),
     ("recipe_seconds", |_, a| Ok(Value::number(row(a)?.seconds))),
-    ("page", |_, _| Ok(Value::text(PAGE))),
+    ("page", |_, _| Ok(Value::text(page_command(PAGE)))),
     // Figure of an experiment, with what was published of it, and its source.
     ("figure", |_, a| Ok(Value::text(record(a)?.figure()))),
     ("source", |_, a| Ok(Value::text(record(a)?.source()))),

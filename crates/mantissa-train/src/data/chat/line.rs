@@ -3,9 +3,8 @@
 use mantissa_model::Message;
 use serde_json::{Map, Value};
 
-/// Forms that a line may have.
-const FORMS: &str =
-    "{\"messages\": [{\"role\": …, \"content\": …}, …]}, {\"prompt\": …, \"completion\": …} or {\"text\": …}";
+use super::super::records::FORMS;
+use super::super::text::kind;
 
 /// A parsed line.
 pub(super) enum Line {
@@ -46,7 +45,15 @@ impl Fault {
     ) -> Self {
         Fault { field: field.into(), found: found.into(), allowed, fix }
     }
+
+    /// Creates the fault of a field that holds another value, or none.
+    fn text(field: impl Into<String>, found: Option<&Value>, fix: &'static str) -> Self {
+        Fault::new(field, found.map_or("no such field", kind), "a text", fix)
+    }
 }
+
+/// Fields of a line that tell its form, the first of two that stand together first.
+const FIELDS: [&str; 6] = ["messages", "conversations", "prompt", "completion", "instruction", "text"];
 
 impl Line {
     /// Parses a line.
@@ -55,52 +62,97 @@ impl Line {
     /// The field at fault.
     pub(super) fn parse(line: &str) -> Result<Self, Fault> {
         let value: Value = serde_json::from_str(line).map_err(|error| Fault::form(error.to_string()))?;
-        let Value::Object(mut fields) = value else { return Err(Fault::form("no object")) };
+        let Value::Object(mut fields) = value else { return Err(Fault::form(kind(&value))) };
         for field in ["tools", "functions"] {
             if fields.get(field).is_some_and(|value| !value.is_null()) {
                 let (found, allowed) = (format!("\"{field}\""), "conversations without tools");
                 return Err(Fault::new(field, found, allowed, "remove the field"));
             }
         }
-        let no_completion = fields.get("completion").is_some_and(Value::is_null);
-        let mut take = |field: &str| fields.remove(field).filter(|value| !value.is_null());
-        match (take("messages"), take("prompt"), take("completion"), take("text")) {
-            (Some(messages), None, None, None) => {
-                let (messages, counted) = conversation("messages", messages)?;
+        let has = |field: &str| fields.get(field).is_some_and(|value| !value.is_null());
+        let form: Vec<&str> = FIELDS.into_iter().filter(|field| has(field)).collect();
+        match form.as_slice() {
+            // Alpaca has its prompt as "text" too.
+            ["instruction"] | ["instruction", "text"] => instruction(&mut fields),
+            ["messages"] | ["conversations"] => {
+                let name = form[0];
+                let value = fields.remove(name).unwrap_or_default();
+                let (mut messages, mut counted) = conversation(name, value)?;
+                let system = optional(&mut fields, "system")?;
+                let has_own = messages.iter().any(|message| message.role == "system");
+                if let Some(system) = system.filter(|_| !has_own) {
+                    messages.insert(0, Message { role: "system".to_owned(), content: system });
+                    counted.insert(0, false);
+                }
                 Ok(counting(messages, counted))
             }
-            (None, Some(Value::String(prompt)), Some(Value::String(completion)), None) => {
-                Ok(match completion.is_empty() {
-                    true => Line::Unanswered,
-                    false => Line::Completion(prompt, completion),
-                })
+            ["prompt", "completion"] => completion(&mut fields),
+            ["prompt"] if fields.contains_key("completion") => match fields.get("prompt") {
+                Some(Value::String(_) | Value::Array(_)) => Ok(Line::Unanswered),
+                other => Err(Fault::text("prompt", other, "write a text or a list of messages")),
+            },
+            ["text"] => match fields.remove("text") {
+                Some(Value::String(text)) if text.is_empty() => Ok(Line::Unanswered),
+                Some(Value::String(text)) => Ok(Line::Text(text)),
+                other => Err(Fault::text("text", other.as_ref(), "write the document as a text")),
+            },
+            [] => {
+                let names: Vec<_> = fields.keys().take(8).map(|name| format!("{name:?}")).collect();
+                Err(Fault::form(match names.as_slice() {
+                    [] => "no field".to_owned(),
+                    names => format!("none of these fields, but {}", names.join(", ")),
+                }))
             }
-            (None, Some(Value::String(_) | Value::Array(_)), None, None) if no_completion => {
-                Ok(Line::Unanswered)
-            }
-            (None, Some(prompt @ Value::Array(_)), Some(completion @ Value::Array(_)), None) => {
-                let (mut messages, counted) = conversation("prompt", prompt)?;
-                let mut counted = vec![false; counted.len()];
-                let (answers, answer_counts) = conversation("completion", completion)?;
-                messages.extend(answers);
-                counted.extend(answer_counts);
-                Ok(counting(messages, counted))
-            }
-            (None, None, None, Some(Value::String(text))) => Ok(match text.is_empty() {
-                true => Line::Unanswered,
-                false => Line::Text(text),
-            }),
-            (messages, prompt, completion, text) => {
-                let found =
-                    [("messages", messages), ("prompt", prompt), ("completion", completion), ("text", text)];
-                let found = found
-                    .into_iter()
-                    .filter_map(|(name, value)| Some(format!("\"{name}\": {}", kind(&value?))));
-                let found = found.collect::<Vec<_>>().join(", ");
-                Err(Fault::form(if found.is_empty() { "none of these fields".to_owned() } else { found }))
+            form => {
+                let shown = |name: &&str| format!("\"{name}\": {}", fields.get(*name).map_or("", kind));
+                Err(Fault::form(form.iter().map(shown).collect::<Vec<_>>().join(", ")))
             }
         }
     }
+}
+
+/// Reads a prompt with its completion: two texts, or two lists of messages.
+fn completion(fields: &mut Map<String, Value>) -> Result<Line, Fault> {
+    let mut take = |field: &str| fields.remove(field).unwrap_or_default();
+    match (take("prompt"), take("completion")) {
+        (Value::String(_), Value::String(completion)) if completion.is_empty() => Ok(Line::Unanswered),
+        (Value::String(prompt), Value::String(completion)) => Ok(Line::Completion(prompt, completion)),
+        (prompt @ Value::Array(_), completion @ Value::Array(_)) => {
+            let (mut messages, counted) = conversation("prompt", prompt)?;
+            let mut counted = vec![false; counted.len()];
+            let (answers, answer_counts) = conversation("completion", completion)?;
+            messages.extend(answers);
+            counted.extend(answer_counts);
+            Ok(counting(messages, counted))
+        }
+        (prompt, completion) => Err(Fault::new(
+            "prompt, completion",
+            format!("{} and {}", kind(&prompt), kind(&completion)),
+            "two texts, or two lists of messages",
+            "write both in the same form",
+        )),
+    }
+}
+
+/// Reads an instruction with its answer, as Alpaca's data set has them: the input follows the instruction after an empty line.
+fn instruction(fields: &mut Map<String, Value>) -> Result<Line, Fault> {
+    let fix = "write {\"instruction\": \"…\", \"input\": \"…\", \"output\": \"…\"}";
+    let instruction = text(fields, "instruction", fix)?;
+    let input = optional(fields, "input")?.unwrap_or_default();
+    let output = text(fields, "output", fix)?;
+    let asked = match input.trim().is_empty() {
+        true => instruction,
+        false => format!("{instruction}\n\n{input}"),
+    };
+    if output.is_empty() {
+        return Ok(Line::Unanswered);
+    }
+    let message = |role: &str, content: String| Message { role: role.to_owned(), content };
+    let system = optional(fields, "system")?.map(|system| message("system", system));
+    let mut messages: Vec<Message> = system.into_iter().collect();
+    messages.extend([message("user", asked), message("assistant", output)]);
+    let counted = messages.iter().map(|message| message.role == "assistant").collect();
+    Ok(counting(messages, counted))
 }
 
 /// Makes a conversation, if the loss counts at least one message of it.
@@ -114,9 +166,10 @@ fn counting(messages: Vec<Message>, counted: Vec<bool>) -> Line {
 /// Reads messages, and for each if it is an answer that counts.
 fn conversation(field: &str, value: Value) -> Result<(Vec<Message>, Vec<bool>), Fault> {
     let Value::Array(messages) = value else {
-        return Err(Fault::form(format!("\"{field}\": {}", kind(&value))));
+        let fix = "write [{\"role\": \"user\", \"content\": \"…\"}, …]";
+        return Err(Fault::new(field, kind(&value), "a list of messages", fix));
     };
-    let read = |(i, value): (usize, Value)| message(&format!("{field}[{i}]"), i + 1, value);
+    let read = |(i, value): (usize, Value)| message(&format!("{field}[{i}]"), value);
     messages
         .into_iter()
         .enumerate()
@@ -125,49 +178,103 @@ fn conversation(field: &str, value: Value) -> Result<(Vec<Message>, Vec<bool>), 
         .map(|all| all.into_iter().unzip())
 }
 
-/// Reads the message at `place`, of this number from 1, and if it is an answer that counts.
-fn message(place: &str, number: usize, value: Value) -> Result<(Message, bool), Fault> {
-    const FORM: &str = "messages of a role and a text";
-    let fault = |field: &str, found: &str, fix| {
-        let place = if field.is_empty() { place.to_owned() } else { format!("{place}.{field}") };
-        Fault::new(place, format!("message {number} with {found}"), FORM, fix)
-    };
+/// Roles of ShareGPT's data sets, with those of chat templates.
+const ROLES: [(&str, &str); 9] = [
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", "assistant"),
+    ("chatgpt", "assistant"),
+    ("assistant", "assistant"),
+    ("model", "assistant"),
+    ("system", "system"),
+    ("tool", "tool"),
+    ("observation", "tool"),
+];
+
+/// Reads the message at `place`, and if it is an answer that counts.
+fn message(place: &str, value: Value) -> Result<(Message, bool), Fault> {
     let fix = "write it as {\"role\": \"user\", \"content\": \"…\"}";
-    let Value::Object(mut fields) = value else { return Err(fault("", "no object", fix)) };
-    let role = text(&mut fields, "role").ok_or_else(|| fault("role", "no role", fix))?;
-    let content =
-        text(&mut fields, "content").ok_or_else(|| fault("content", "no text as its content", fix))?;
+    let Value::Object(mut fields) = value else {
+        return Err(Fault::new(place, kind(&value), "a message of a role and a text", fix));
+    };
+    let named = |field: &str| format!("{place}.{field}");
     for field in ["tool_calls", "tool_call_id", "function_call"] {
         if fields.get(field).is_some_and(|value| !value.is_null()) {
-            return Err(fault(field, field, "remove conversations with tools"));
+            let allowed = "a message without calls of tools";
+            return Err(Fault::new(named(field), field, allowed, "remove conversations with tools"));
         }
     }
+    let is_sharegpt = !fields.contains_key("role") && fields.contains_key("from");
+    let (role, content) = match is_sharegpt {
+        true => {
+            let fix = "write it as {\"from\": \"human\", \"value\": \"…\"}";
+            let from = text(&mut fields, "from", fix).map_err(|fault| fault.within(place))?;
+            let Some((_, role)) = ROLES.into_iter().find(|(own, _)| own.eq_ignore_ascii_case(&from)) else {
+                let allowed = "human, gpt, system or tool";
+                return Err(Fault::new(named("from"), format!("{from:?}"), allowed, fix));
+            };
+            (role.to_owned(), content(&mut fields, place, "value", fix)?)
+        }
+        false => {
+            let role = text(&mut fields, "role", fix).map_err(|fault| fault.within(place))?;
+            (role, content(&mut fields, place, "content", fix)?)
+        }
+    };
     let weight = match fields.get("weight") {
         None | Some(Value::Null) => 1.0,
-        Some(weight) => weight
-            .as_f64()
-            .filter(|w| [0.0, 1.0].contains(w))
-            .ok_or_else(|| fault("weight", "a weight that is neither 0 nor 1", "write 0 or 1"))?,
+        Some(weight) => {
+            let known = weight.as_f64().filter(|w| [0.0, 1.0].contains(w));
+            known.ok_or_else(|| Fault::new(named("weight"), weight.to_string(), "0 or 1", "write 0 or 1"))?
+        }
     };
     let counts = role == "assistant" && weight == 1.0;
     Ok((Message { role, content }, counts))
 }
 
-fn text(fields: &mut Map<String, Value>, field: &str) -> Option<String> {
-    match fields.remove(field) {
-        Some(Value::String(text)) => Some(text),
-        _ => None,
+impl Fault {
+    /// Returns the fault of a field of the value at `place`.
+    fn within(self, place: &str) -> Self {
+        Fault { field: format!("{place}.{}", self.field), ..self }
     }
 }
 
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(text) if text.is_empty() => "an empty text",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+/// Takes the text of a message: a text, or a list of parts that are texts (OpenAI's form).
+fn content(
+    fields: &mut Map<String, Value>,
+    place: &str,
+    field: &str,
+    fix: &'static str,
+) -> Result<String, Fault> {
+    let Some(Value::Array(parts)) = fields.get(field) else {
+        return text(fields, field, fix).map_err(|fault| fault.within(place));
+    };
+    let mut all = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        match (part.get("type").and_then(Value::as_str), part.get("text")) {
+            (None | Some("text"), Some(Value::String(text))) => all += text,
+            (other, _) => {
+                let found = other.map_or_else(|| kind(part).to_owned(), |other| format!("{other:?}"));
+                let allowed = "parts {\"type\": \"text\", \"text\": …}";
+                return Err(Fault::new(format!("{place}.{field}[{i}]"), found, allowed, fix));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Takes a text that must be there.
+fn text(fields: &mut Map<String, Value>, field: &str, fix: &'static str) -> Result<String, Fault> {
+    match fields.remove(field) {
+        Some(Value::String(text)) => Ok(text),
+        other => Err(Fault::text(field, other.as_ref(), fix)),
+    }
+}
+
+/// Takes a text that may be absent, null or empty.
+fn optional(fields: &mut Map<String, Value>, field: &str) -> Result<Option<String>, Fault> {
+    match fields.remove(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+        other => Err(Fault::text(field, other.as_ref(), "write a text, or leave the field out")),
     }
 }

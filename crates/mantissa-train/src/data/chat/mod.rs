@@ -5,7 +5,11 @@
 //!   the end-of-turn token. A message with `"weight": 0` does not count;
 //! - `{"prompt": …, "completion": …}`: both texts, joined as they are, or both lists of messages; the loss counts the
 //!   completion;
+//! - `{"instruction": …, "input": …, "output": …}` (Alpaca; also `system`): a message of the user and one of the assistant;
+//! - `{"conversations": [{"from", "value"}, …]}` (ShareGPT; also `system`): messages of `human`, `gpt`, `system` and `tool`;
 //! - `{"text": …}`: a document; the loss counts all of it.
+//!
+//! Lines may also be the items of a JSON list, in a file that ends in `.json`.
 //!
 //! The end-of-text token follows a completion or document, and an answer at the end whose template writes none. A line
 //! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out, as is a line without an
@@ -27,7 +31,6 @@ use std::ops::Range;
 use std::path::Path;
 
 use mantissa_model::Tokenizer;
-use mantissa_store::TextPart;
 use serde_json::Value;
 
 pub use self::counts::{Counts, Places};
@@ -36,7 +39,8 @@ pub use self::template::DefaultTemplate;
 
 use self::line::{Fault, Line};
 use self::mask::Marked;
-use super::text::{named, open};
+use super::records::{Records, record_word};
+use super::text::named;
 use super::{DataError, HoldOut};
 use crate::loss::IGNORE_TARGET;
 
@@ -84,20 +88,15 @@ impl Conversations {
         memory: u64,
         mut render: Option<&mut Render<'_>>,
     ) -> Result<Self, DataError> {
-        let mut file = open(path)?;
+        let mut records = Records::open(path, memory)?;
         let (mut all, mut pending, mut held) = (Conversations::default(), Vec::new(), 0);
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let reader = Reader { file: named(path), name, tokenizer, added: tokenizer.added(), length };
-        for number in 1.. {
-            let line = match file.part("\n", MAX_LINE.min(memory))? {
-                TextPart::End => break,
-                TextPart::TooLong => {
-                    return Err(super::text::too_long(path, number, MAX_LINE.min(memory), memory));
-                }
-                TextPart::Text(line) if line.trim().is_empty() => continue,
-                TextPart::Text(line) => line,
-            };
+        let (added, word) = (tokenizer.added(), record_word(path));
+        let reader = Reader { file: named(path), name, word, tokenizer, added, length };
+        let text = records.held();
+        while let Some((number, line)) = records.next(path, MAX_LINE.min(memory), memory)? {
             let needs = (line.len() as u64).saturating_mul(JSON_BYTES).saturating_add(all.bytes());
+            let needs = needs.saturating_add(text);
             if needs > memory {
                 return Err(DataError::Memory { file: named(path), needs, allowed: memory });
             }
@@ -242,6 +241,8 @@ struct Reader<'t> {
     file: String,
     /// Name of the file without its folder.
     name: String,
+    /// Word for a record.
+    word: &'static str,
     tokenizer: &'t Tokenizer,
     /// Ids of added tokens, such as those that end a turn.
     added: BTreeSet<u32>,
@@ -253,7 +254,10 @@ impl Reader<'_> {
         let Fault { field, found, allowed, fix } = fault;
         DataError::Field {
             file: self.file.clone(),
-            field: if field.is_empty() { format!("line {line}") } else { format!("line {line}: {field}") },
+            field: match field.is_empty() {
+                true => format!("{} {line}", self.word),
+                false => format!("{} {line}: {field}", self.word),
+            },
             found: format!("{found}; fix: {fix}"),
             allowed: allowed.to_owned(),
         }
@@ -287,7 +291,7 @@ impl Reader<'_> {
             all.counts.rendered += usize::from(matches!(line, Line::Messages(..)));
             let marked = mask::marked(line, &mut texts).map_err(|fault| self.fault(number, fault))?;
             let encoded = self.encoded(&marked)?;
-            all.push(&encoded, self.length, || format!("{}: line {number}", self.name));
+            all.push(&encoded, self.length, || format!("{}: {} {number}", self.name, self.word));
         }
         Ok(())
     }

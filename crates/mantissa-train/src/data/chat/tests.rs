@@ -162,23 +162,50 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
     let good = messages(&[("user", "a"), ("assistant", "b")]);
     for (line, expected) in [
         ("{", "EOF"),
-        ("[1]", "got no object"),
-        ("{}", "got none of these fields"),
-        (r#"{"messages": 3}"#, "got \"messages\": a number"),
-        (r#"{"messages": [{"role": "user"}]}"#, "message 1 with no text"),
-        (r#"{"messages": [{"content": "a"}]}"#, "message 1 with no role"),
-        (r#"{"messages": [{"role": "user", "content": [{"type": "image"}]}]}"#, "message 1 with no text"),
+        ("[1]", "got a list"),
+        ("{}", "got no field"),
+        (r#"{"question": "a", "answer": "b"}"#, "got none of these fields, but \"question\", \"answer\""),
+        (r#"{"messages": 3}"#, "messages: expected a list of messages, got a number"),
+        (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content: expected a text, got no such field"),
+        (
+            r#"{"messages": [{"role": "user", "content": null}]}"#,
+            "messages[0].content: expected a text, got null",
+        ),
+        (r#"{"messages": ["a"]}"#, "messages[0]: expected a message of a role and a text, got a text"),
+        (r#"{"messages": [{"content": "a"}]}"#, "messages[0].role: expected a text, got no such field"),
+        (
+            r#"{"messages": [{"role": "user", "content": [{"type": "image"}]}]}"#,
+            "messages[0].content[0]: expected parts",
+        ),
+        (
+            r#"{"conversations": [{"from": "robot", "value": "a"}]}"#,
+            "conversations[0].from: expected human, gpt",
+        ),
+        (
+            r#"{"conversations": [{"from": "human"}]}"#,
+            "conversations[0].value: expected a text, got no such field",
+        ),
+        (r#"{"instruction": "a"}"#, "output: expected a text, got no such field"),
+        (r#"{"instruction": "a", "output": ["b"]}"#, "output: expected a text, got a list"),
+        (r#"{"instruction": "a", "input": 1, "output": "b"}"#, "input: expected a text, got a number"),
+        (r#"{"text": 3}"#, "text: expected a text, got a number"),
         (
             r#"{"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}"#,
-            "message 1 with tool_calls",
+            "messages[0].tool_calls: expected a message without calls of tools",
         ),
-        (r#"{"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}"#, "neither 0 nor 1"),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}"#,
+            "weight: expected 0 or 1, got 0.5",
+        ),
         (
             r#"{"messages": [{"role": "assistant", "content": "a"}], "tools": [1]}"#,
             "without tools, got \"tools\"",
         ),
         (r#"{"prompt": "a"}"#, "got \"prompt\": a text"),
-        (r#"{"prompt": "a", "completion": []}"#, "got \"prompt\": a text, \"completion\": a list"),
+        (
+            r#"{"prompt": "a", "completion": []}"#,
+            "expected two texts, or two lists of messages, got a text and a list",
+        ),
         (r#"{"text": "a", "messages": []}"#, "got \"messages\": a list, \"text\": a text"),
     ] {
         let error = read(Some(CHATML), &format!("{good}\n{line}\n"), 500).unwrap_err().to_string();
@@ -190,6 +217,51 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
     assert!(error.contains("line 1") && error.contains("roles must alternate"), "{error}");
     let error = read(None, &format!("{{\"text\": \"a\"}}\n{good}"), 500).unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("without a chat template"), "{error}");
+}
+
+/// Alpaca's and ShareGPT's records are the conversations that they stand for; JSON lists are read as lines are.
+#[test]
+fn records_of_other_data_sets_are_conversations() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer(dir.path());
+    let of = |line: &str| {
+        let read = read_with(&tokenizer, Some(CHATML), line, 500).unwrap();
+        shown(&tokenizer, &read, 0)
+    };
+    let plain = of(&messages(&[("user", "the fox\n\nthe dog"), ("assistant", "hello")]));
+    assert!(plain.1.starts_with("hello"), "{plain:?}");
+    for line in [
+        r#"{"instruction": "the fox", "input": "the dog", "output": "hello", "text": "Below is"}"#,
+        r#"{"conversations": [{"from": "human", "value": "the fox\n\nthe dog"}, {"from": "gpt", "value": "hello"}]}"#,
+        r#"{"id": 1, "conversations": [{"role": "user", "content": "the fox\n\nthe dog"}, {"from": "GPT", "value": "hello"}]}"#,
+        r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "the fox\n\n"}, {"type": "text", "text": "the dog"}]}, {"role": "assistant", "content": "hello"}]}"#,
+    ] {
+        assert_eq!(of(line), plain, "{line}");
+    }
+    let system = of(&messages(&[("system", "the rules"), ("user", "fox"), ("assistant", "dog")]));
+    for line in [
+        r#"{"instruction": "fox", "input": "", "output": "dog", "system": "the rules"}"#,
+        r#"{"system": "the rules", "conversations": [{"from": "human", "value": "fox"}, {"from": "gpt", "value": "dog"}]}"#,
+        r#"{"system": "x", "conversations": [{"from": "system", "value": "the rules"}, {"from": "human", "value": "fox"}, {"from": "gpt", "value": "dog"}]}"#,
+    ] {
+        assert_eq!(of(line), system, "{line}");
+    }
+    // A tool's message is one of the conversation, and no answer.
+    let tool =
+        of(r#"{"conversations": [{"from": "tool", "value": "fox"}, {"from": "gpt", "value": "dog"}]}"#);
+    assert!(tool.0.contains("<|im_start|>tool") && tool.1.starts_with("dog"), "{tool:?}");
+    // A list, with a byte order mark.
+    let list = "\u{feff}[\n{\"instruction\": \"a\",\n\"output\": \"b\"},\n{\"instruction\": \"a\", \"output\": 3}\n]";
+    let path = dir.path().join("alpaca.json");
+    std::fs::write(&path, list).unwrap();
+    let mut render = |contexts: &[Value]| {
+        Ok(contexts.iter().map(|c| chat::render(CHATML, c).map_err(|e| e.to_string())).collect())
+    };
+    let error = Conversations::read(&path, &tokenizer, 500, 1 << 30, Some(&mut render)).unwrap_err();
+    assert!(error.to_string().contains("alpaca.json: item 2: output: expected a text"), "{error}");
+    std::fs::write(&path, list.replace('3', "\"c\"")).unwrap();
+    let read = Conversations::read(&path, &tokenizer, 500, 1 << 30, Some(&mut render)).unwrap();
+    assert_eq!((read.len(), read.counts.rendered), (2, 2));
 }
 
 /// Lines without an answer are counted and left out, in every form; alone they are an error.
@@ -206,6 +278,8 @@ fn lines_without_an_answer_are_left_out() {
         r#"{"prompt": [{"role": "user", "content": "a"}], "completion": []}"#,
         r#"{"prompt": [{"role": "user", "content": "a"}], "completion": null}"#,
         r#"{"text": ""}"#,
+        r#"{"instruction": "a", "output": ""}"#,
+        r#"{"conversations": [{"from": "human", "value": "a"}]}"#,
     ];
     for line in without {
         let found = read(Some(CHATML), &format!("{good}\n{line}\n{good}"), 500).unwrap();

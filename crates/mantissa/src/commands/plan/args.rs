@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use mantissa_jobs::parse_count;
 use mantissa_plan::contract::{Engine, EngineTarget};
+use mantissa_plan::hardware::Host;
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::recommend::MAX_KL;
@@ -17,11 +18,15 @@ use super::subject::Subject;
 /// the limits of the hardware; speeds are intervals. The quality losses were measured on our own models and rank
 /// precisions. What no kernel of the hardware runs is refused with the name of its fallback.
 ///
-/// --memory stands for the memory of the hardware here. Check a prediction with mantissa bench.
+/// --memory stands for the memory of the hardware here; of a Mac's, Metal lets the GPU use 3/4, or 2/3 below 36 GB. What
+/// does not fit a GPU is split with the host as llama.cpp does (--host). Check a prediction with mantissa bench.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa plan --params 32B --hardware rtx4090 --context 32k
   mantissa plan demo
+  mantissa plan --hardware list
+  mantissa plan --params 70B --hardware rtx4090 --host 90GB/s
+  mantissa plan --params 8B --hardware bandwidth=672GB/s,memory=12GB,bf16=61.7TFLOPS
   mantissa plan path/to/config.json --hardware h100 --batch 64 --context 8192
   mantissa plan --params 30B-A3B --hardware a100 --devices 2
   mantissa plan --params DeepSeek-V3 --hardware h200 --devices 8 --parallel data
@@ -65,6 +70,12 @@ pub struct Args {
     /// fits]
     #[arg(long, value_name = "SCHEME", value_parser = kv)]
     pub(super) kv: Option<Kv>,
+    /// Memory beside the GPU, such as 90GB/s
+    ///
+    /// Read bandwidth, or bandwidth=90GB/s,memory=64GB. Layers of a GGUF file that do not fit the GPU are read from there.
+    /// [default: 89.6 GB/s, two channels of DDR5-5600]
+    #[arg(long, value_name = "FIGURES", value_parser = host, conflicts_with = "train")]
+    pub(super) host: Option<Host>,
     /// Engine that is to run it, such as vllm
     ///
     /// Only precisions that it runs on this hardware, in the format of its users, as mantissa quantize --for chooses them.
@@ -93,6 +104,11 @@ pub struct Args {
 /// Parses a KV scheme.
 fn kv(text: &str) -> Result<Kv, String> {
     Kv::named(text).map_err(|error| error.to_string())
+}
+
+/// Parses the figures of a host.
+fn host(text: &str) -> Result<Host, String> {
+    Host::parse(text).map_err(|error| error.to_string())
 }
 
 /// Parses the name of an engine.

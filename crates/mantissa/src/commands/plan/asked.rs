@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mantissa_plan::hardware::Device;
+use mantissa_plan::hardware::{Device, Maker};
 use mantissa_plan::recommend::{Answer, Load, TrainAnswer};
 use mantissa_plan::shape::ModelShape;
 use serde::Serialize;
@@ -36,10 +36,32 @@ pub(super) struct Asked<'a> {
     pub(super) args: &'a Args,
     pub(super) shape: &'a ModelShape,
     pub(super) device: &'a Device,
-    pub(super) memory: Option<f64>,
+    /// Bytes of `--memory`.
+    pub(super) given: Option<f64>,
 }
 
 impl Asked<'_> {
+    /// Returns the bytes that a model may use of `--memory`.
+    pub(super) fn memory(&self) -> Option<f64> {
+        self.given.map(|memory| self.device.usable_of(memory))
+    }
+
+    /// Describes the memory: what is used of it, and why not all.
+    fn memory_words(&self) -> String {
+        let usable = self.memory().unwrap_or_else(|| self.device.available());
+        let usable = bytes(usable as u64);
+        let metal = self.device.maker == Maker::Apple;
+        match self.given.map(|memory| bytes(memory as u64)) {
+            Some(memory) if metal => format!("--memory {memory}, of which Metal lets the GPU use {usable}"),
+            Some(memory) => format!("--memory {memory}"),
+            None if metal => {
+                let all = bytes(self.device.memory as u64);
+                format!("{usable} usable: Metal's recommended working set of {all}")
+            }
+            None => format!("{usable} usable"),
+        }
+    }
+
     /// Describes what is planned, for the first line.
     pub(super) fn title(&self) -> String {
         let ModelShape { name, assumed, .. } = self.shape;
@@ -49,10 +71,7 @@ impl Asked<'_> {
             false => String::new(),
         };
         let assumed = assumed.as_ref().map_or_else(String::new, |assumed| format!("; {assumed}"));
-        let memory = self.memory.map_or_else(
-            || format!("{} usable", bytes(self.device.available() as u64)),
-            |memory| format!("--memory {}", bytes(memory as u64)),
-        );
+        let memory = self.memory_words();
         let devices =
             if self.args.devices > 1 { format!("{} × ", self.args.devices) } else { String::new() };
         format!(

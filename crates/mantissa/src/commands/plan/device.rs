@@ -15,13 +15,16 @@ use crate::error::BadInput;
 /// Largest report of `bench` that is read.
 const MAX_REPORT: u64 = 16 << 20;
 
-/// Finds or measures the hardware of this name.
+/// Finds or measures the hardware of this name, or describes it by its figures.
 ///
 /// # Errors
-/// An unknown name; a report without limits; not enough memory to measure.
+/// An unknown name; a figure that cannot be used; a report without limits; not enough memory to measure.
 pub fn device(name: &str, context: &Context) -> Result<Device> {
     if name.eq_ignore_ascii_case("this") {
         return this(context);
+    }
+    if Device::is_figures(name) {
+        return Ok(Device::of_figures(name)?);
     }
     if Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
         return saved(name);

@@ -21,7 +21,11 @@ fn about(asked: &Asked<'_>) -> Html {
 pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer) -> Page {
     let choice = &answer.recommendation;
     let mut page = Page::new(&format!("Plan: {} on {}", asked.shape.name, asked.device.title));
-    page.push(Html::lead(&format!("Choose {}.", text::headline(answer))));
+    let headline = text::headline(answer);
+    page.push(Html::lead(&match choice.precision {
+        Some(_) => format!("Choose {headline}."),
+        None => format!("{}.", headline.replacen("nothing", "Nothing", 1)),
+    }));
     page.push(Html::paragraph(&asked.title()));
     page.push(about(asked));
     if let Some(row) = answer.chosen() {
@@ -57,6 +61,11 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer) -> Page {
     }
     page.push(Html::heading("Candidates"));
     page.push(table("candidate precisions", &text::table(answer)));
+    if let Some(splits) = text::offload_table(answer) {
+        page.push(Html::heading("Layers on the GPU and on the host"));
+        page.push(Html::paragraph(&text::offload_words(load)));
+        page.push(table("layers on the GPU and on the host", &splits));
+    }
     let refused: Vec<String> = answer
         .rows
         .iter()

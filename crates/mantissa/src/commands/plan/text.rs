@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use mantissa_eval::verdict::Verdict;
+use mantissa_num::page_command;
 use mantissa_plan::figures::PAGE;
 use mantissa_plan::recommend::{Answer, Load, Row, rate};
 use mantissa_quant::Recipe;
@@ -46,6 +47,47 @@ pub fn table(answer: &Answer) -> Table {
     table
 }
 
+/// Describes the table of splits with the host.
+pub fn offload_words(load: &Load) -> String {
+    let host = &load.host;
+    let assumed = match host.assumed {
+        true => ", two channels of DDR5-5600 assumed; --host FIGURES gives others",
+        false => "",
+    };
+    let memory = host.memory.map_or_else(String::new, |memory| format!("{} of ", bytes(memory as u64)));
+    format!(
+        "What does not fit, split as llama.cpp offloads layers (-ngl, the output layer included) to the GPU, the rest on the host ({memory}{:.1} GB/s{assumed}):",
+        host.bandwidth / 1e9
+    )
+}
+
+/// Returns the table of splits with the host, if there are any.
+pub fn offload_table(answer: &Answer) -> Option<Table> {
+    let right = Align::Right;
+    let mut table = Table::new([
+        ("precision", Align::Left),
+        ("-ngl", right),
+        ("layers", right),
+        ("on the GPU", right),
+        ("on the host", right),
+        ("decode tok/s", right),
+        ("host", Align::Left),
+    ]);
+    for row in &answer.rows {
+        let Some(split) = row.offload else { continue };
+        table.row([
+            row.precision.name.to_owned(),
+            split.gpu_layers.to_string(),
+            split.layers.to_string(),
+            bytes(split.gpu_bytes as u64),
+            bytes(split.host_bytes as u64),
+            interval(split.tokens_per_s),
+            if split.fits { "fits" } else { "too small" }.to_owned(),
+        ]);
+    }
+    (!table.rows().is_empty()).then_some(table)
+}
+
 /// Formats an interval of tokens/s by its ends: `21–37`.
 pub fn interval([low, _, high]: [f64; 3]) -> String {
     format!("{}–{}", rate(low), rate(high))
@@ -69,17 +111,23 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
     let tokens =
         if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
     let text = format!(
-        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({PAGE}).",
+        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({}).",
         load.context,
         load.prefill,
         load.decode,
-        load.depth()
+        load.depth(),
+        page_command(PAGE)
     );
     paragraph(out, 0, &text)?;
     writeln!(out)?;
     table(answer).write(out)?;
     writeln!(out)?;
     refusals(answer, out)?;
+    if let Some(table) = offload_table(answer) {
+        paragraph(out, 0, &offload_words(load))?;
+        table.write(out)?;
+        writeln!(out)?;
+    }
     let choice = &answer.recommendation;
     labelled(out, "choose", &headline(answer))?;
     choice.reasons.iter().try_for_each(|reason| labelled(out, "because", reason))?;
@@ -102,6 +150,12 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
             None => labelled(out, "make", &makes(&model, recipe, choice.format))?,
         }
     }
+    if let Some((row, _)) = answer.split()
+        && let Some(recipe) = row.precision.recipe
+    {
+        let model = asked.args.subject.model().map(|model| super::super::next_steps::quoted(model.typed()));
+        labelled(out, "make", &makes(model.as_deref().unwrap_or("MODEL"), recipe, None))?;
+    }
     labelled(out, "measure", &measures(asked.args.subject.model()))?;
     match &asked.args.html {
         // Not wrapped, to be copied.
@@ -122,7 +176,13 @@ fn makes(model: &str, recipe: &str, format: Option<&str>) -> String {
 /// Names the choice with its engines and the precision of each phase.
 pub fn headline(answer: &Answer) -> String {
     let choice = &answer.recommendation;
-    let Some(name) = choice.precision else { return "nothing fits".to_owned() };
+    let Some(name) = choice.precision else {
+        let split = answer.split().map_or_else(String::new, |(row, split)| {
+            let (name, layers) = (row.precision.name, split.gpu_layers);
+            format!(" the GPU alone; split with the host: {name}, -ngl {layers}")
+        });
+        return format!("nothing fits{split}");
+    };
     let kv = choice.kv.unwrap_or("f16");
     let engines =
         answer.chosen().map(|row| row.loads.engines.join(", ")).filter(|engines| !engines.is_empty());

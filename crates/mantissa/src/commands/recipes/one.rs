@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_num::page_command;
 use mantissa_plan::contract::Cell;
 use mantissa_plan::figures::FIGURES;
 use mantissa_quant::Recipe;
@@ -179,7 +180,11 @@ fn print(recipe: &Details, out: &mut dyn Write) -> io::Result<()> {
     print_measured(&recipe.measured, out)?;
     writeln!(out)?;
     labelled(out, "make", &recipe.command)?;
-    labelled(out, "more", &format!("mantissa schemes {}; docs/explain/methods.md", row.weights))
+    labelled(
+        out,
+        "more",
+        &format!("mantissa schemes {}; {}", row.weights, page_command("docs/explain/methods.md")),
+    )
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_jobs::json_lines;
 use mantissa_jobs::learning::{DeadParameter, Learning, Span};
-use mantissa_jobs::run_files::{self, LogLine, RunFile};
+use mantissa_jobs::run_files::{self, LogLine, RunFile, RunState};
+use mantissa_jobs::train::trainable_words;
 use mantissa_store::{json, regular};
 use mantissa_train::scaling::ScaleEvent;
 
@@ -23,17 +24,35 @@ const MAX_FILE: u64 = 1 << 20;
 /// Maximum number of steps of a log.
 const MAX_STEPS: usize = 10_000_000;
 
-/// Makes the page of the run in the folder `run`; also returns the outcome in a sentence.
+/// Seconds after which the page of a living run is loaded again.
+pub const RELOAD: u32 = 10;
+
+/// Page of a training run.
+pub struct RunPage {
+    /// The page.
+    pub page: Page,
+    /// Outcome in a sentence.
+    pub outcome: String,
+    /// State of the run.
+    pub state: RunState,
+}
+
+/// Makes the page of the run in the folder `run`.
 ///
 /// # Errors
 /// Files that cannot be read or are not those of a run.
-pub fn page(run: &Path) -> Result<(Page, String)> {
-    let log = read_log(&run.join(run_files::LOG))?;
+pub fn page(run: &Path) -> Result<RunPage> {
     let about = about(&run.join(run_files::RUN))?;
+    // Before the log: of a run that ends meanwhile, the page is loaded once more.
+    let state = RunState::of(run, about.as_ref())?;
+    let log = read_log(&run.join(run_files::LOG))?;
     let mut page = Page::new(&format!("Training run {}", name(run)));
+    if matches!(state, RunState::Living(_)) {
+        page = page.reloading(RELOAD);
+    }
     let mut learning = Learning::default();
     log.iter().for_each(|line| line.tell(&mut learning));
-    let outcome = verdict(&log, about.as_ref(), learning.summary().as_deref());
+    let outcome = verdict(run, &log, about.as_ref(), &state, learning.summary().as_deref());
     page.push(Html::lead(&outcome));
     page.push(tiles(figures(&log, about.as_ref())));
     if let Some(data) = about.as_ref().and_then(|about| about.data.as_ref()) {
@@ -56,10 +75,10 @@ pub fn page(run: &Path) -> Result<(Page, String)> {
         page.push(Html::heading("Settings"));
         page.push(Html::details("All settings", [Html::preformatted(&read_text(&config)?)]));
     }
-    Ok((page, outcome))
+    Ok(RunPage { page, outcome, state })
 }
 
-fn read_log(path: &Path) -> Result<Vec<LogLine>> {
+pub(super) fn read_log(path: &Path) -> Result<Vec<LogLine>> {
     let mut log = Vec::new();
     json_lines::read(path, |line: LogLine| {
         if log.len() >= MAX_STEPS {
@@ -78,7 +97,7 @@ fn read_log(path: &Path) -> Result<Vec<LogLine>> {
 }
 
 /// Reads the description of the run, if it exists.
-fn about(path: &Path) -> Result<Option<RunFile>> {
+pub(super) fn about(path: &Path) -> Result<Option<RunFile>> {
     if !path.is_file() {
         return Ok(None);
     }
@@ -89,19 +108,27 @@ fn about(path: &Path) -> Result<Option<RunFile>> {
     })?))
 }
 
-fn read_text(path: &Path) -> Result<String> {
+pub(super) fn read_text(path: &Path) -> Result<String> {
     let bytes = regular::read(path, MAX_FILE, "a file of a training run")?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the outcome in a sentence: steps, loss from start to end, skipped steps.
-fn verdict(log: &[LogLine], about: Option<&RunFile>, failed: Option<&str>) -> String {
+fn verdict(
+    run: &Path,
+    log: &[LogLine],
+    about: Option<&RunFile>,
+    state: &RunState,
+    failed: Option<&str>,
+) -> String {
     let but = failed.map_or_else(String::new, |failed| format!(", but {failed}"));
-    let outcome = match about.map(|about| &about.outcome[..]) {
-        Some(run_files::DONE) => format!("Done{but}"),
-        Some("running") => format!("Running, or killed{but}"),
-        Some(error) => format!("Stopped: {error}"),
-        None => "Outcome not recorded".to_owned(),
+    let outcome = match state {
+        RunState::Living(process) => format!("Running in process {process}{but}"),
+        RunState::Done => format!("Done{but}"),
+        RunState::Stopped(step) => format!("Stopped at step {step}{but}; {}", resume(run, about)),
+        RunState::Killed => format!("Killed{but}: no process trains it; {}", resume(run, about)),
+        RunState::Failed(error) => format!("Stopped: {error}"),
+        RunState::Unknown => "Outcome not recorded".to_owned(),
     };
     let (Some(first), Some(last)) = (log.first(), log.last()) else {
         return format!("{outcome}. No step is logged yet.");
@@ -118,6 +145,16 @@ fn verdict(log: &[LogLine], about: Option<&RunFile>, failed: Option<&str>) -> St
         "{outcome}: {}{of} steps; loss {:.3} → {:.3} nats/token; {skipped}.",
         last.step, first.loss, last.smoothed_loss
     )
+}
+
+/// Says from where and how a run is resumed.
+fn resume(run: &Path, about: Option<&RunFile>) -> String {
+    let Some(step) = run_files::last_checkpoint(run) else {
+        return "it has no checkpoint to resume from".to_owned();
+    };
+    let command = about.and_then(|about| about.started_by.as_deref());
+    let command = command.map_or_else(String::new, |command| format!(" ({command} …)"));
+    format!("to resume {} from step {step}, rerun the command that began it{command}", run.display())
 }
 
 /// Lists the parameters that had no gradient; `None` if all had one in every step.
@@ -145,7 +182,11 @@ fn figures(log: &[LogLine], about: Option<&RunFile>) -> Vec<(&'static str, Strin
         all.push(("throughput", format!("{} tok/s", count(speed as u64)), "median of all steps".to_owned()));
     }
     if let Some(about) = about {
-        all.push(("policy", about.policy.clone(), format!("{} parameters", count(about.parameters))));
+        let trained = about.trainable_parameters.filter(|trained| *trained != about.parameters);
+        let parameters = format!("{} parameters", count(about.parameters));
+        let trained = trained
+            .map_or(parameters, |trained| format!("trains {}", trainable_words(trained, about.parameters)));
+        all.push(("policy", about.policy.clone(), trained));
         let predicted = format!("{} predicted", bytes(about.predicted_peak_memory));
         let peak = about.measured_peak_memory;
         all.push(("peak memory", peak.map_or_else(|| "not recorded".to_owned(), bytes), predicted));
@@ -153,7 +194,7 @@ fn figures(log: &[LogLine], about: Option<&RunFile>) -> Vec<(&'static str, Strin
     all
 }
 
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.filter(|value| value.is_finite()).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()

@@ -1,0 +1,158 @@
+//! Pages of the documentation, which `mantissa help PAGE` shows: an installed program has no folder `docs`.
+
+use mantissa_plan::hardware::GPUS;
+
+/// Page of the documentation: its name, which is its path without `docs/` and `.md`, and its text.
+type Page = (&'static str, &'static str);
+
+macro_rules! page {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../../docs/", $name, ".md")))
+    };
+}
+
+/// Every page.
+const PAGES: &[Page] = &[
+    page!("explain/arithmetic"),
+    page!("explain/diagnose"),
+    page!("explain/doctor"),
+    page!("explain/gguf-search"),
+    page!("explain/methods"),
+    page!("explain/performance"),
+    page!("explain/plan"),
+    page!("explain/transforms"),
+    page!("glossary"),
+    page!("guide/calibration"),
+    page!("guide/cast"),
+    page!("guide/convert"),
+    page!("guide/demo"),
+    page!("guide/diagnose"),
+    page!("guide/distill"),
+    page!("guide/doctor"),
+    page!("guide/evaluate"),
+    page!("guide/finetune"),
+    page!("guide/fit"),
+    page!("guide/gguf"),
+    page!("guide/kv-cache"),
+    page!("guide/lint"),
+    page!("guide/plan"),
+    page!("guide/quantize"),
+    page!("guide/quantized-sources"),
+    page!("guide/run"),
+    page!("guide/serve"),
+    page!("guide/train"),
+    page!("guide/train-numerics"),
+    page!("guide/verify"),
+    page!("guide/vllm"),
+    page!("reference/architectures"),
+    page!("reference/cli"),
+    page!("reference/formats"),
+    page!("reference/gguf"),
+    page!("reference/hostile-input"),
+    page!("reference/json"),
+    page!("reference/kv-cache"),
+    page!("reference/outputs"),
+    page!("reference/recipes"),
+    page!("reference/schemes"),
+    page!("reference/server"),
+    page!("reference/tasks"),
+    page!("reference/training"),
+    page!("results/README"),
+    page!("results/arithmetic"),
+    page!("results/doctor"),
+    page!("results/fit"),
+    page!("results/gguf"),
+    page!("results/interop"),
+    page!("results/kv-cache"),
+    page!("results/outliers"),
+    page!("results/plan"),
+    page!("results/real"),
+    page!("results/server"),
+    page!("results/speed"),
+    page!("results/tasks"),
+    page!("results/training"),
+    page!("results/weights"),
+];
+
+/// Name of the list of pages.
+const LIST: &str = "docs";
+
+/// Name of the list of GPUs.
+const LIST_OF_GPUS: &str = "gpus";
+
+/// Returns the text that `mantissa help NAME` shows: a page by its name or the last part of it, with or without `docs/` and
+/// `.md`, or a list. Names of commands are `taken`.
+pub fn find(name: &str, taken: impl Fn(&str) -> bool) -> Option<String> {
+    let name = name.to_lowercase();
+    if taken(&name) {
+        return None;
+    }
+    match &*name {
+        LIST => return Some(list()),
+        LIST_OF_GPUS => return Some(gpus()),
+        _ => {}
+    }
+    let bare = name.strip_prefix("docs/").unwrap_or(&name);
+    let bare = bare.strip_suffix(".md").unwrap_or(bare);
+    let whole = PAGES.iter().find(|(page, _)| *page == bare);
+    let last = || {
+        let mut found = PAGES.iter().filter(|(page, _)| page.rsplit('/').next() == Some(bare));
+        found.next().filter(|_| found.next().is_none())
+    };
+    whole.or_else(last).map(|(_, text)| (*text).to_owned())
+}
+
+/// Lists the pages with their titles.
+fn list() -> String {
+    let title =
+        |text: &str| text.lines().next().unwrap_or_default().trim_start_matches('#').trim().to_owned();
+    let line = |(name, text): &Page| format!("  mantissa help {name:<24} {}\n", title(text));
+    format!("Pages of the documentation:\n\n{}", PAGES.iter().map(line).collect::<String>())
+}
+
+/// Lists the GPUs that `gpu=NAME` takes.
+fn gpus() -> String {
+    let line = |gpu: &mantissa_plan::hardware::Gpu| {
+        format!("  {:<16} SM {}.{}\n", gpu.name, gpu.sm / 10, gpu.sm % 10)
+    };
+    let all: String = GPUS.iter().map(line).collect();
+    format!(
+        "GPUs for --for ENGINE:gpu=NAME, also without rtx (4090) or as sold (RTX 4070 Ti):\n\n{all}\nOr a compute capability, such as sm90. With figures: mantissa plan --hardware list\n"
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_page_of_the_documentation_is_there() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        for folder in ["guide", "reference", "explain", "results"] {
+            for entry in fs::read_dir(docs.join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_some_and(|extension| extension == "md") {
+                    let name = format!("{folder}/{}", path.file_stem().unwrap().to_str().unwrap());
+                    assert!(PAGES.iter().any(|(page, _)| *page == name), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pages_are_found_by_name() {
+        let none = |_: &str| false;
+        let weights = find("results/weights", none).unwrap();
+        assert_eq!(find("docs/results/weights.md", none), Some(weights.clone()));
+        assert_eq!(find("Weights", none), Some(weights));
+        // More than one page has this name.
+        assert_eq!(find("plan", none), None);
+        assert_eq!((find("weights", |name| name == "weights"), find("nothing", none)), (None, None));
+        assert!(find("docs", none).unwrap().contains("mantissa help reference/training"));
+        assert!(find("gpus", none).unwrap().contains("rtx5070ti"));
+    }
+}
