@@ -51,7 +51,8 @@ fn plot(page: &mut Page, measured: &[&CompareRow]) {
     }
     let (x, y) = (Axis::linear("bits per weight"), Axis::log("KL (nats/token)"));
     let groups = ["recipe", "finished output"];
-    let drawn = Scatter { title: "KL against bits per weight", x, y, groups: &groups, points }.html();
+    let (title, styles, named) = ("KL against bits per weight", &[], None);
+    let drawn = Scatter { title, x, y, groups: &groups, styles, named, points }.html();
     if let Some(drawn) = drawn {
         page.push(Html::heading("KL against bits per weight"));
         page.push(Html::paragraph(
