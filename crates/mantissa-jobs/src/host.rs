@@ -107,6 +107,24 @@ impl Host {
         self.permits.output(path).ok_or_else(|| JobError::Undeclared(path.to_owned()))
     }
 
+    /// True if the outputs of other jobs may be replaced.
+    pub fn replaces(&self) -> bool {
+        self.permits.replaces()
+    }
+
+    /// True if `path` holds a finished output that the job may not replace, and has to refuse.
+    pub fn is_refused(&self, path: &Path) -> bool {
+        self.permits.is_refused(path)
+    }
+
+    /// True if the output at `path` carries the mark of this very job: the same command, and inputs of the same identity.
+    ///
+    /// # Errors
+    /// A path that cannot be resolved.
+    pub fn wrote(&self, path: &Path) -> Result<bool, JobError> {
+        Ok(self.permits.wrote(path)?)
+    }
+
     /// Starts showing a stretch of work of `total` units, 0 if unknown.
     pub fn progress(&self, total: u64, unit: Unit) -> Meter {
         Meter::new(self.progress.start(total, unit, false))

@@ -44,8 +44,8 @@ impl HubName {
         let (text, revision) = split(text, '@');
         let repository = text.trim_end_matches('/');
         let (organization, name) = repository.split_once('/')?;
-        let given = |part: &Option<&str>| part.is_none_or(is_part);
-        (is_part(organization) && is_part(name) && given(&file) && given(&revision)).then(|| HubName {
+        let is_given = file.is_none_or(is_part) && revision.is_none_or(is_revision);
+        (is_part(organization) && is_part(name) && is_given).then(|| HubName {
             repository: repository.to_owned(),
             revision: revision.map(str::to_owned),
             file: file.map(str::to_owned),
@@ -275,9 +275,22 @@ mod tests {
         }
         let file = HubName::parse("hf.co/org/m-GGUF:Q4_K_M").unwrap();
         assert_eq!((file.repository.as_str(), file.file.as_deref()), ("org/m-GGUF", Some("Q4_K_M")));
-        assert_eq!(HubName::parse("org/m@v1.0").unwrap().revision.as_deref(), Some("v1.0"));
-        for other in ["model", "/org/model", "a/b/c", "../model", "./model", "org/", "org/a b", "org/m:", ""]
-        {
+        for revision in ["v1.0", "refs/pr/1"] {
+            let name = HubName::parse(&format!("org/m@{revision}")).unwrap();
+            assert_eq!((name.repository.as_str(), name.revision.as_deref()), ("org/m", Some(revision)));
+        }
+        for other in [
+            "model",
+            "/org/model",
+            "a/b/c",
+            "../model",
+            "./model",
+            "org/",
+            "org/a b",
+            "org/m:",
+            "org/m@../x",
+            "",
+        ] {
             assert_eq!(HubName::parse(other), None, "{other}");
         }
     }

@@ -53,6 +53,7 @@ pub mod choose;
 pub mod coverage;
 pub mod destination;
 pub mod execute;
+pub mod finished;
 pub mod lint;
 pub mod record;
 

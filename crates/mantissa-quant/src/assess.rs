@@ -96,7 +96,7 @@ pub(crate) fn tasks(
 }
 
 /// Returns the limit that the measured loss exceeds, if one.
-fn exceeded(plan: &Plan, quality: &Quality) -> Option<Exceeded> {
+pub(crate) fn exceeded(plan: &Plan, quality: &Quality) -> Option<Exceeded> {
     let exceeds = |found: f64, allowed: f64| found.is_nan() || found > allowed;
     let max_kl = plan.evaluation.as_ref().and_then(|evaluation| evaluation.max_kl);
     if let (Some(allowed), Some(found)) = (max_kl, &quality.evaluation)

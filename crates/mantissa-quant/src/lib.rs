@@ -54,6 +54,7 @@ mod transform;
 // Layer: Verification and memory.
 mod arithmetic;
 mod assess;
+mod finished;
 pub mod memory;
 pub mod verify;
 

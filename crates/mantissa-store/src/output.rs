@@ -115,10 +115,14 @@ impl Output {
         fs::metadata(path).is_ok_and(|found| attribute(path).as_deref() == Some(&*file_mark(job, &found)))
     }
 
+    /// True if the folder at `path` carries the key of this very job.
+    pub(crate) fn marks(&self, path: &Path) -> bool {
+        matches!(&self.rule, Rule::Job { job, .. } if attribute(path).as_deref() == Some(job.key()))
+    }
+
     /// True if the folder at `path` is an output of this very job, unchanged since.
     fn wrote_folder(&self, path: &Path) -> Result<bool> {
-        let Rule::Job { job, .. } = &self.rule else { return Ok(false) };
-        Ok(attribute(path).as_deref() == Some(job.key()) && verify_manifest(path)?.is_empty())
+        Ok(self.marks(path) && verify_manifest(path)?.is_empty())
     }
 
     /// Sets the key of the job on a file that is written and not yet in place. Call it before the last fsync: after a

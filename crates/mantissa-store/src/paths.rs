@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, OutputFault, Result};
 use crate::gguf::is_part_of;
-use crate::manifest::{MANIFEST_NAME, beside};
+use crate::manifest::{MANIFEST_NAME, beside, manifest_path};
 use crate::nested::{Form, refuse_inside};
 use crate::output::{JobKey, Output, is_output};
 use crate::target::resolve;
@@ -50,6 +50,8 @@ struct Write {
     kind: Kind,
     /// Subject of a page; it then identifies the job instead of the command line and its inputs.
     about: Option<String>,
+    /// True if the command itself refuses a finished output of another job.
+    answers: bool,
 }
 
 /// Suffix of files that describe a GGUF model beside it.
@@ -71,7 +73,14 @@ impl Paths {
 
     /// Adds an output; messages name it by `option`.
     pub fn write(&mut self, option: impl Into<String>, path: impl Into<PathBuf>, kind: Kind) {
-        self.writes.push(Write { option: option.into(), path: path.into(), kind, about: None });
+        let (option, path) = (option.into(), path.into());
+        self.writes.push(Write { option, path, kind, about: None, answers: false });
+    }
+
+    /// Leaves it to the command to refuse a finished output of another job at a path named by `option`: it can say what
+    /// differs, or that nothing does. What is no finished output is refused as always.
+    pub fn answer_finished(&mut self, option: &str) {
+        self.writes.iter_mut().filter(|write| write.option == option).for_each(|write| write.answers = true);
     }
 
     /// Adds a file that describes the existing file or folder `subject`. It replaces, without `--overwrite`, an
@@ -85,7 +94,7 @@ impl Paths {
         let subject = subject.into();
         let about = fs::canonicalize(&subject).unwrap_or(subject).to_string_lossy().into_owned();
         let (option, path) = (option.into(), path.into());
-        self.writes.push(Write { option, path, kind: Kind::File, about: Some(about) });
+        self.writes.push(Write { option, path, kind: Kind::File, about: Some(about), answers: false });
     }
 
     /// Refuses outputs that are inputs, that may not be replaced, or that coincide. `command` is the command line.
@@ -96,26 +105,20 @@ impl Paths {
     pub fn check(&self, command: &str, overwrite: bool) -> Result<Permits> {
         let inputs = Inputs::of(&self.reads, &self.writes);
         let job = JobKey::of(&format!("{command}\n{}", inputs.described));
-        let permits = Permits { job, overwrite, writes: self.writes.clone() };
+        let mut permits = Permits { job, overwrite, writes: self.writes.clone(), refused: Vec::new() };
         for (at, write) in self.writes.iter().enumerate() {
             let resolved = resolve(&write.path)?;
             self.refuse_twice(write, &resolved, &self.writes[..at])?;
             inputs.refuse(write, &resolved)?;
             let output = permits.of(write);
             refuse_inside(&resolved, if write.kind == Kind::File { Form::File } else { Form::Tree })?;
-            match write.kind {
-                Kind::Folder => drop(output.check_folder(&resolved)?),
-                Kind::File => {
-                    inputs.refuse_file(write, &resolved, &output)?;
-                    output.check_file(&resolved)?;
+            match existing(write, &resolved, &inputs, &output) {
+                Err(Error::Output { fault: OutputFault::Exists { .. }, .. })
+                    if write.answers && manifest_path(&resolved).is_file() =>
+                {
+                    permits.refused.push(write.path.clone());
                 }
-                Kind::Gguf => {
-                    for path in gguf_files(&resolved) {
-                        inputs.refuse_file(write, &path, &output)?;
-                        output.check_file(&path)?;
-                    }
-                }
-                Kind::Run => {}
+                checked => checked?,
             }
         }
         Ok(permits)
@@ -138,6 +141,22 @@ impl Paths {
             return Err(Error::output(&write.path, OutputFault::Twice { option, relation, other }));
         }
         Ok(())
+    }
+}
+
+/// Refuses to write over what is there at the resolved path of `write`, if that may not be replaced.
+fn existing(write: &Write, resolved: &Path, inputs: &Inputs, output: &Output) -> Result<()> {
+    match write.kind {
+        Kind::Folder => output.check_folder(resolved).map(drop),
+        Kind::File => {
+            inputs.refuse_file(write, resolved, output)?;
+            output.check_file(resolved).map(drop)
+        }
+        Kind::Gguf => gguf_files(resolved).iter().try_for_each(|path| {
+            inputs.refuse_file(write, path, output)?;
+            output.check_file(path).map(drop)
+        }),
+        Kind::Run => Ok(()),
     }
 }
 
@@ -175,12 +194,43 @@ pub struct Permits {
     job: JobKey,
     overwrite: bool,
     writes: Vec<Write>,
+    /// Paths with a finished output of another job, which the command refuses.
+    refused: Vec<PathBuf>,
 }
 
 impl Permits {
     /// Output at `path`; `None` if it is not among the command's [`Paths`].
     pub fn output(&self, path: &Path) -> Option<Output> {
         self.writes.iter().find(|write| write.path == path).map(|write| self.of(write))
+    }
+
+    /// True if outputs of other jobs may be replaced.
+    pub fn replaces(&self) -> bool {
+        self.overwrite
+    }
+
+    /// True if the path holds a finished output that this job may not replace by its mark.
+    pub fn is_refused(&self, path: &Path) -> bool {
+        self.refused.iter().any(|refused| refused == path)
+    }
+
+    /// True if the path holds an output that carries the mark of this very job: the same command line, and inputs of the
+    /// same identity. The content of a folder is not compared.
+    ///
+    /// # Errors
+    /// A path that cannot be resolved.
+    pub fn wrote(&self, path: &Path) -> Result<bool> {
+        let Some(write) = self.writes.iter().find(|write| write.path == path) else { return Ok(false) };
+        let (resolved, output) = (resolve(&write.path)?, self.of(write));
+        Ok(match write.kind {
+            Kind::Folder => resolved.is_dir() && output.marks(&resolved),
+            Kind::File => output.wrote_file(&resolved),
+            Kind::Gguf => {
+                let mut there = gguf_files(&resolved).into_iter().filter(|file| file.is_file()).peekable();
+                there.peek().is_some() && there.all(|file| output.wrote_file(&file))
+            }
+            Kind::Run => false,
+        })
     }
 
     fn of(&self, write: &Write) -> Output {

@@ -113,6 +113,14 @@ impl TaskRuns {
     }
 }
 
+impl TaskRuns {
+    /// True if `scores` are those of these tasks on the same tokens, in their order.
+    pub(crate) fn are_of(&self, scores: &[TaskScore]) -> bool {
+        let alike = self.runs.iter().zip(scores).all(|(run, score)| run.is_of(score));
+        self.runs.len() == scores.len() && alike
+    }
+}
+
 impl TaskRun {
     /// True if `score` belongs to this task on the same tokens.
     pub(crate) fn is_of(&self, score: &TaskScore) -> bool {

@@ -365,6 +365,16 @@ pub enum OutputFault {
         /// `a file` or `a folder`.
         what: &'static str,
     },
+    /// The path holds a finished output of another job or from other inputs.
+    #[error(
+        "output: expected nothing at this path, or the output of this job, got {what} that differs: {}; fix: choose another path, or replace it with --overwrite", Shown(.why)
+    )]
+    Differs {
+        /// `a file` or `a folder`.
+        what: &'static str,
+        /// First thing that differs.
+        why: String,
+    },
     /// The target has changed since the work began.
     #[error(
         "output: expected a target unchanged since the work began, got a changed one; fix: check it, then choose another path or run again"

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_jobs::{Convert, ConvertArguments, Job};
+use mantissa_jobs::{Convert, ConvertArguments, Job, finished};
 use mantissa_num::Scheme;
 use mantissa_quant::Quality;
 use mantissa_quant::verify::Verification;
@@ -16,6 +16,7 @@ use super::execute::Execute;
 use super::model::ModelPath;
 use super::outcome::{MeasureArgs, human_figures, layer_table, linear_bits, tell_failure};
 use super::parse::{container, scheme};
+use super::quantize::ALREADY;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::{bytes, labelled};
@@ -78,6 +79,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
+    /// True if the output was there: complete, of this job, and with the hashes of its manifest. Nothing was written.
+    already_complete: bool,
     /// Checkpoint format of the source.
     from: &'static str,
     /// True if every layer's weight was read back unchanged.
@@ -115,6 +118,7 @@ impl Execute for Args {
     /// As [`ConvertArguments::resolve`].
     fn paths(&self, paths: &mut Paths) -> Result<()> {
         *paths = self.resolved()?.paths();
+        paths.answer_finished("--out");
         Ok(())
     }
 
@@ -124,10 +128,16 @@ impl Execute for Args {
     fn run(&self, context: &Context) -> Result<()> {
         let job = self.resolved()?;
         let prepared = job.prepare(context)?;
-        let outcome = tell_failure(prepared.run(context), context)?;
+        let found = finished::of_plan(&prepared.plan, &prepared.source, &job.out, false, context)?;
+        let already_complete = found.is_some();
+        let outcome = match found {
+            Some(outcome) => outcome,
+            None => tell_failure(prepared.run(context), context)?,
+        };
         let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
         let done = Done {
             output: crate::output::written(&job.out, prepared.plan.container, &outcome),
+            already_complete,
             from: prepared.source.dequantized_from().unwrap_or_else(|| prepared.source.convention_name()),
             lossless: self.requantize.is_none(),
             dropped_inputs: self.drop_inputs,
@@ -155,6 +165,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     super::tasks::human(out, &quality.tasks)?;
     match done.verification {
+        _ if done.already_complete => labelled(out, "time", ALREADY)?,
         Some(v) => super::verify::human(out, v)?,
         None => writeln!(out, "not verified")?,
     }

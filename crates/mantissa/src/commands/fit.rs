@@ -4,13 +4,15 @@ mod args;
 mod done;
 mod page;
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
-use mantissa_jobs::Job;
+use mantissa_jobs::{Job, finished};
 use mantissa_store::{Kind, Paths};
 
 pub use self::args::Args;
 
-use self::done::{Done, human};
+use self::done::{Complete, Done, human};
 use super::execute::Execute;
 use super::fixes::GivenLine;
 use super::outcome::tell_failure;
@@ -33,6 +35,11 @@ impl Execute for Args {
     /// [`GateFailed`](crate::error::GateFailed) if an engine would refuse the result or it does not verify.
     fn run(&self, context: &Context) -> Result<()> {
         let job = self.resolved(context.seed)?;
+        let others: Vec<&Path> = self.html.iter().chain(&job.save_recipe).map(PathBuf::as_path).collect();
+        if let Some(outcome) = finished::of_job(&job.out, &others, context)? {
+            let complete = Complete::new(&outcome);
+            return context.report(&complete, |out| complete.human(out));
+        }
         let found = job.prepare(context).and_then(|prepared| prepared.run(&GivenLine, context));
         let report = tell_failure(found, context)?;
         let done = Done::new(self, &job, &report);

@@ -30,9 +30,9 @@ use crate::output::{bytes, labelled};
 
 `demo` is inside the program and needs no pull: mantissa run demo -p Once")]
 pub struct Args {
-    /// Name on the hub: org/name, or org/name:TAG for a GGUF file
+    /// Name on the hub: org/name, or org/name:TAG (GGUF)
     ///
-    /// Copied addresses work too: hf.co/org/name.
+    /// A tag is a word in the name of the GGUF file, such as Q4_K_M. Copied addresses work too: hf.co/org/name.
     #[arg(value_name = "MODEL")]
     name: String,
     /// Branch, tag or commit [default: main]

@@ -7,13 +7,13 @@ mod several;
 
 use anyhow::Result;
 use mantissa_jobs::choose::{self, predict};
-use mantissa_jobs::{Job, PreparedQuantize, ResolvedQuantize};
+use mantissa_jobs::{Job, PreparedQuantize, ResolvedQuantize, finished};
 use mantissa_quant::{Plan, Recipe, SchemeShare, dequantized_source};
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 
 pub use self::args::Args;
-pub use self::done::fallback_line;
+pub use self::done::{ALREADY, fallback_line};
 use self::done::{Done, human, layer_notes};
 use self::preview::{DryRun, share_line};
 use super::coverage;
@@ -33,6 +33,10 @@ impl Execute for Args {
     fn paths(&self, paths: &mut Paths) -> Result<()> {
         if !self.dry_run {
             *paths = self.resolved(None)?.job.paths();
+            // With several formats an output is refused before any work.
+            if self.formats.len() < 2 {
+                paths.answer_finished("--out");
+            }
             return Ok(());
         }
         self.model.paths(paths);
@@ -70,10 +74,19 @@ impl Execute for Args {
             let report = DryRun::of(plan, &prepared.source, &resolved, (self.verify, *least, seconds));
             return context.report(&report, |out| report.human(out));
         }
+        if let Some(outcome) =
+            finished::of_plan(plan, &prepared.source, &resolved.job.out, resolved.job.restart, context)?
+        {
+            let done =
+                Done::new((self, &resolved, &prepared.source), (plan, &outcome), &resolved.job.out, None);
+            context.report(&done, |out| human(out, &done, self.layers))?;
+            return context.warn_all(&layer_notes(&outcome.quality));
+        }
         context.note(&share_note(plan, &prepared.source));
         let (outcomes, time) = carry_out(&mut prepared, context)?;
         let (Some(plan), Some(outcome)) = (prepared.plans.first(), outcomes.first()) else { return Ok(()) };
-        let done = Done::new((self, &resolved, &prepared.source), (plan, outcome), &resolved.job.out, time);
+        let done =
+            Done::new((self, &resolved, &prepared.source), (plan, outcome), &resolved.job.out, Some(time));
         context.report(&done, |out| human(out, &done, self.layers))?;
         context.warn_all(&layer_notes(&outcome.quality))
     }

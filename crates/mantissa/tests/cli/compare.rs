@@ -80,7 +80,7 @@ fn recipes_and_finished_outputs_are_measured_on_the_same_windows() {
     assert_eq!((number(&same["kl_difference"]), &same["better"]), (0.0, &Value::Null));
     assert_eq!(pair("rtn-q8_0", "rtn-int2-g32")["better"], "rtn-q8_0");
     let page = fs::read_to_string(&page).unwrap();
-    for part in ["smallest KL: rtn-q8_0", "second.txt", "<svg", "rtn-int2-g32"] {
+    for part in ["Smallest KL: rtn-q8_0", "second.txt", "<svg", "rtn-int2-g32"] {
         assert!(page.contains(part), "{part}");
     }
     assert!(!page.contains("<script") && !page.contains("src="));

@@ -96,8 +96,8 @@ fn every_command_has_an_example_that_runs_on_the_demo() {
     // What other examples make goes first.
     let mut order = names();
     order.sort_by_key(|name| !["quantize", "demo", "completions"].contains(&name.as_str()));
-    // A server runs until it is stopped: `serve.rs`.
-    for name in order.iter().filter(|name| !["train", "serve"].contains(&name.as_str())) {
+    // A server runs until it is stopped: `serve.rs`. A download needs a hub: `pull.rs`.
+    for name in order.iter().filter(|name| !["train", "serve", "pull"].contains(&name.as_str())) {
         let inputs = ["path/to", "weights.safetensors", "stories.txt", "runs/", "~/"];
         // The whole demo has tests of its own.
         let runs =

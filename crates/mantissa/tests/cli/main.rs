@@ -11,6 +11,7 @@ mod catalogue;
 mod chat;
 mod choose;
 mod compare;
+mod complete;
 mod containers;
 mod contradictions;
 mod convert;

@@ -333,13 +333,9 @@ fn a_busy_hub_is_asked_again_when_it_says() {
     machine.pulled(&hub.hub, &["org/m"]);
     assert!(start.elapsed() >= Duration::from_secs(1));
     // A wait that nobody would sit through ends the command, and so does a hub that stays broken.
-    let hours = Hub::start(
-        model(),
-        Box::new(|_| {
-            Some(Reply::status(429).with("Retry-After", "7200").with("X-Error-Message", "slow \u{1b}[31m"))
-        }),
-        Box::new(|_| None),
-    );
+    let slow = Reply::status(429).with("Retry-After", "7200").with("Content-Type", "text/plain");
+    let slow = slow.body("slow \u{1b}[31m\ndown");
+    let hours = Hub::start(model(), Box::new(move |_| Some(slow.clone())), Box::new(|_| None));
     let message = machine.fails(&hours.hub, 3, &["org/m"]);
     assert!(
         message.contains("429 (slow") && message.contains("in 7200 s") && !message.contains('\u{1b}'),
@@ -380,7 +376,7 @@ fn a_file_with_wrong_content_never_appears() {
         request.path.contains("config.json").then(|| Reply::status(200).body("[]"))
     };
     let hub = Hub::start(files.clone(), Box::new(small), Box::new(|_| None));
-    assert!(machine.fails(&hub.hub, 3, &["org/m"]).contains("config.json: expected git's id"));
+    assert!(Machine::new().fails(&hub.hub, 3, &["org/m"]).contains("config.json: expected git's id"));
     // What an earlier run left may be damaged: the file is then fetched whole.
     fs::write(machine.partial(&weights), vec![7; 1_000_000]).unwrap();
     let hub = Hub::plain(files);

@@ -2,7 +2,7 @@
 
 use mantissa_jobs::{CompareReport, CompareRow};
 
-use super::{conclusion, kl_text, measured_on, share, sizes};
+use super::{conclusion, kl_text, measured_on, sentence, share, sizes};
 use crate::output::bytes;
 
 /// Makes the section: one table with a column of KL for each text, and how it was measured.
@@ -48,12 +48,6 @@ fn cells_of(report: &CompareReport, row: &CompareRow) -> Vec<String> {
 fn line(cells: &[String]) -> String {
     let cells: Vec<String> = cells.iter().map(|cell| escaped(cell)).collect();
     format!("| {} |", cells.join(" | "))
-}
-
-/// Makes a sentence of a clause.
-fn sentence(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_uppercase(), letters.as_str()))
 }
 
 /// Escapes what Markdown would read as a cell, a tag or a mark, and lines of a name.

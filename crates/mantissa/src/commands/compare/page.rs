@@ -3,7 +3,7 @@
 use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::{CompareReport, CompareRow};
 
-use super::{against_best, by_text, conclusion, kl_text, measured_on, named, share, sizes};
+use super::{against_best, by_text, conclusion, kl_text, measured_on, named, sentence, share, sizes};
 use crate::output::{Align, Table, bytes, number};
 use crate::report::{Axis, Html, Page, Point, Reading, Scatter, gauge, table};
 
@@ -15,7 +15,7 @@ pub(super) fn page(report: &CompareReport) -> Page {
         report.rows.len(),
         report.model.display()
     ));
-    page.push(Html::lead(&conclusion(report)));
+    page.push(Html::lead(&sentence(&conclusion(report))));
     let reading = |row: &&CompareRow| {
         let (kl, error) = (row.kl.unwrap_or(f64::NAN), row.kl_se.unwrap_or(f64::NAN));
         Reading { name: row.name.clone(), kl, verdict: Verdict::new((kl, error), (0.0, 0.0)) }

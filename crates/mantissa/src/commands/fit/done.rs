@@ -4,18 +4,53 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use mantissa_jobs::{Fit, FitPoint, FitReport, FitUnit, Served};
-use mantissa_quant::Quality;
 use mantissa_quant::verify::Verification;
+use mantissa_quant::{Outcome, Quality};
 use serde::Serialize;
 
 use super::args::Args;
 use crate::commands::outcome::{human_figures, linear_bits, worst};
+use crate::commands::quantize::ALREADY;
 use crate::commands::{tasks, verify};
 use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
+
+/// Report of a job that had nothing to do: what its output records. The search is not recorded.
+#[derive(Serialize)]
+pub(super) struct Complete<'a> {
+    output: &'a Path,
+    already_complete: bool,
+    #[serde(flatten)]
+    quality: &'a Quality,
+}
+
+impl<'a> Complete<'a> {
+    /// Describes the output that was there.
+    pub(super) fn new(outcome: &'a Outcome) -> Self {
+        Complete { output: &outcome.committed.path, already_complete: true, quality: &outcome.quality }
+    }
+
+    /// Prints it.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub(super) fn human(&self, out: &mut dyn Write) -> io::Result<()> {
+        let quality = self.quality;
+        let (output, format) = (self.output.display(), &quality.container);
+        labelled(out, "output", &format!("{output}: {} layers in format {format}", quality.layers.len()))?;
+        labelled(out, "size", &bytes(quality.bytes))?;
+        let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
+        labelled(out, "bits", &format!("{linear} in linear layers"))?;
+        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+        tasks::human(out, &quality.tasks)?;
+        labelled(out, "time", ALREADY)
+    }
+}
 
 #[derive(Serialize)]
 pub(super) struct Done<'a> {
     pub(super) output: &'a Path,
+    /// False: the output was made now.
+    already_complete: bool,
     /// Methods of the layers, which are those of the figures too.
     #[serde(skip)]
     pub(super) method: String,
@@ -53,6 +88,7 @@ impl<'a> Done<'a> {
         let outcome = &report.outcome;
         Done {
             output: written(&job.out, report.container, outcome),
+            already_complete: false,
             method: report.method.clone(),
             units: &report.units,
             predicted_kl: report.predicted_kl,

@@ -22,6 +22,8 @@ use crate::output::{bytes, labelled};
 #[derive(Serialize)]
 pub(super) struct Done<'a> {
     output: &'a Path,
+    /// True if the output was there: complete, of this job, and with the hashes of its manifest. Nothing was written.
+    already_complete: bool,
     /// Full name of a recipe that was given by a short one.
     #[serde(skip_serializing_if = "Option::is_none")]
     stands_for: Option<&'a str>,
@@ -53,20 +55,21 @@ pub(super) struct Done<'a> {
 }
 
 impl<'a> Done<'a> {
-    /// Describes the output at `path`, which appeared after `time`.
+    /// Describes the output at `path`, which appeared after `time`, or without one was there.
     pub(super) fn new(
         (args, resolved, source): (&Args, &'a ResolvedQuantize, &ModelFiles),
         (plan, outcome): (&Plan, &'a Outcome),
         path: &'a Path,
-        time: Duration,
+        time: Option<Duration>,
     ) -> Self {
         let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
         let verify_seconds = outcome.verification.as_ref().map(|(_, time)| time.as_secs_f64());
         let beside = sync_seconds.unwrap_or(0.0) + verify_seconds.unwrap_or(0.0);
-        let seconds = time.as_secs_f64() - beside;
+        let seconds = time.map_or(0.0, |time| time.as_secs_f64() - beside);
         let written = crate::output::written(path, plan.container, outcome);
         Done {
             output: written,
+            already_complete: time.is_none(),
             stands_for: resolved.stands_for.as_deref(),
             chosen: resolved.chosen.as_ref(),
             sha256: sha256(plan, outcome),
@@ -74,7 +77,7 @@ impl<'a> Done<'a> {
             resumed: outcome.resumed,
             seconds,
             sync_seconds,
-            weights_per_second: plan.linear_weights() as f64 / seconds,
+            weights_per_second: time.map_or(0.0, |_| plan.linear_weights() as f64 / seconds),
             quality: &outcome.quality,
             verification: outcome.verification.as_ref().map(|(verification, _)| verification),
             verify_seconds,
@@ -83,6 +86,9 @@ impl<'a> Done<'a> {
         }
     }
 }
+
+/// Says that a job had nothing to do.
+pub const ALREADY: &str = "already complete: all files have the hashes of their manifest";
 
 /// Returns the SHA-256 of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
@@ -139,10 +145,13 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     }
     tasks::human(out, &r.tasks)?;
     match done.verification {
+        _ if done.already_complete => labelled(out, "time", ALREADY)?,
         Some(v) => verify::human(out, v)?,
         None => writeln!(out, "not verified")?,
     }
-    human_time(out, done)?;
+    if !done.already_complete {
+        human_time(out, done)?;
+    }
     if let Some(hash) = &done.sha256 {
         labelled(out, "sha256", hash)?;
     }

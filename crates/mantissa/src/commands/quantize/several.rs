@@ -1,11 +1,13 @@
 //! Several formats of one quantized model.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_jobs::choose::{self, predict};
-use mantissa_jobs::{PreparedQuantize, ResolvedQuantize};
-use mantissa_quant::sharing;
+use mantissa_jobs::{PreparedQuantize, ResolvedQuantize, finished};
+use mantissa_quant::{Outcome, sharing};
+use mantissa_store::convention::Container;
 use serde::Serialize;
 
 use super::args::Args;
@@ -49,15 +51,26 @@ pub(super) fn run(
         let report = Previews { outputs: plans.iter().zip(&prepared.least_memory).map(of).collect() };
         return context.report(&report, |out| report.outputs.iter().try_for_each(|one| one.human(out)));
     }
-    let (outcomes, time) = carry_out(prepared, context)?;
-    let (plans, places) = (&prepared.plans, resolved.job.places()?);
+    let places = resolved.job.places()?;
+    let (outcomes, time) = match finished_already(prepared, resolved, &places, context)? {
+        Some(outcomes) => (outcomes, None),
+        None => {
+            let (outcomes, time) = carry_out(prepared, context)?;
+            (outcomes, Some(time))
+        }
+    };
+    let plans = &prepared.plans;
     let name = |i: usize| plans[i].container.name();
     let solved_for = sharing(plans).into_iter().enumerate().map(|(i, of)| [name(i), name(of)]).collect();
     let outputs = plans.iter().zip(&outcomes).zip(&places);
     let outputs = outputs.map(|((plan, outcome), (path, _))| {
         Done::new((args, resolved, &prepared.source), (plan, outcome), path, time)
     });
-    let report = Several { solved_for, seconds: time.as_secs_f64(), outputs: outputs.collect() };
+    let report = Several {
+        solved_for,
+        seconds: time.map_or(0.0, |time| time.as_secs_f64()),
+        outputs: outputs.collect(),
+    };
     context.report(&report, |out| human_all(out, &report, args.layers))?;
     outcomes.iter().try_for_each(|outcome| context.warn_all(&layer_notes(&outcome.quality)))
 }
@@ -73,4 +86,21 @@ fn human_all(out: &mut dyn Write, report: &Several<'_>, layers: bool) -> io::Res
         }
     }
     labelled(out, "time", &format!("{:.2} s in all", report.seconds))
+}
+
+/// Finds the finished outputs of the job; `None` if one of them is missing.
+fn finished_already(
+    prepared: &PreparedQuantize<'_>,
+    resolved: &ResolvedQuantize,
+    places: &[(PathBuf, Container)],
+    context: &Context,
+) -> Result<Option<Vec<Outcome>>> {
+    let mut found = Vec::with_capacity(places.len());
+    for (plan, (path, _)) in prepared.plans.iter().zip(places) {
+        match finished::of_plan(plan, &prepared.source, path, resolved.job.restart, context)? {
+            Some(outcome) => found.push(outcome),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(found))
 }

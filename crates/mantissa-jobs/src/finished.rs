@@ -1,0 +1,123 @@
+//! Finished outputs: a job whose output is complete and unchanged needs no work.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_quant::{Outcome, Plan, Quality};
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::error::OutputFault;
+use mantissa_store::{Committed, Error, Manifest, Shown, manifest_path};
+
+use crate::error::Result;
+use crate::host::Host;
+use crate::hub::is_first_part;
+
+/// Finds the finished output at `out` of the job that `plan` plans; `None` if the job has work to do, as always where it is
+/// to be done `anew`.
+///
+/// An output is that of the job if it carries the job's mark (the same command line, inputs of the same identity), or if
+/// its `quality.json` records the same job, source, texts and limits by their hashes. Then its files are compared with the
+/// hashes of its manifest.
+///
+/// # Errors
+/// An output that another job wrote, with what differs; files that cannot be read.
+pub fn of_plan(
+    plan: &Plan,
+    source: &ModelFiles,
+    out: &Path,
+    anew: bool,
+    host: &Host,
+) -> Result<Option<Outcome>> {
+    let refused = host.is_refused(out);
+    let found = if anew || host.replaces() { None } else { Found::at(out) };
+    let what = if out.is_dir() { "a folder" } else { "a file" };
+    let fault = match found {
+        None if !refused => return Ok(None),
+        None => OutputFault::Exists { what },
+        Some(found) if !refused => {
+            let is_finished = host.wrote(out)? && found.damage()?.is_none();
+            return Ok(is_finished.then(|| found.outcome()));
+        }
+        Some(found) => {
+            let difference = match found.damage()? {
+                Some(damage) => Some(damage),
+                None => plan.difference(&found.quality, source)?,
+            };
+            match difference {
+                None => return Ok(Some(found.outcome())),
+                Some(why) => OutputFault::Differs { what, why },
+            }
+        }
+    };
+    Err(Error::Output { path: out.to_owned(), fault }.into())
+}
+
+/// Finds the finished output at `out` of the job that `host` runs, by its mark alone; `None` if the job has work to do.
+/// `others` are further outputs, which must be complete as well.
+///
+/// # Errors
+/// Files that cannot be read.
+pub fn of_job(out: &Path, others: &[&Path], host: &Host) -> Result<Option<Outcome>> {
+    if host.replaces() || host.is_refused(out) || !host.wrote(out)? {
+        return Ok(None);
+    }
+    for other in others {
+        if !host.wrote(other)? {
+            return Ok(None);
+        }
+    }
+    let Some(found) = Found::at(out) else { return Ok(None) };
+    Ok(if found.damage()?.is_none() { Some(found.outcome()) } else { None })
+}
+
+/// Output with its manifest and its quality.
+struct Found {
+    /// Folder, or GGUF file: the first of a split model.
+    model: PathBuf,
+    manifest: Manifest,
+    quality: Quality,
+}
+
+impl Found {
+    /// Reads what describes the output at `out`; `None` if there is no finished output.
+    fn at(out: &Path) -> Option<Self> {
+        let model = opened(out)?;
+        // What is no finished output, or a damaged one, is no answer; the writer refuses or replaces it.
+        let manifest = Manifest::read_file(&manifest_path(&model)).ok()?;
+        let quality = Quality::read_at(&model).ok()?;
+        Some(Found { model, manifest, quality })
+    }
+
+    /// Names the first file that is not as the manifest lists it.
+    fn damage(&self) -> Result<Option<String>> {
+        let mismatches = match self.model.is_dir() {
+            true => mantissa_store::verify_manifest(&self.model)?,
+            false => {
+                let folder = self.model.parent().filter(|folder| *folder != Path::new(""));
+                let mut found: Vec<_> = self.manifest.altered().into_iter().collect();
+                found.extend(self.manifest.compare(folder.unwrap_or(Path::new(".")))?);
+                found
+            }
+        };
+        Ok(mismatches.first().map(|mismatch| Shown(&mismatch.to_string()).to_string()))
+    }
+
+    fn outcome(self) -> Outcome {
+        let committed = Committed { path: self.model, manifest: self.manifest, leftover: None };
+        Outcome { quality: self.quality, committed, resumed: 0, synced: None, verification: None }
+    }
+}
+
+/// Returns the path that opens the output at `out`: itself, or the first part of a split GGUF model.
+fn opened(out: &Path) -> Option<PathBuf> {
+    if out.is_dir() || out.is_file() {
+        return Some(out.to_owned());
+    }
+    let stem = out.file_name()?.to_str()?.strip_suffix(".gguf")?;
+    let parent = out.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(parent).ok()?.flatten().map(|entry| entry.path());
+    let is_part = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.strip_prefix(stem).is_some_and(|rest| rest.starts_with("-00001-of-")) && is_first_part(&name)
+    };
+    entries.into_iter().find(is_part)
+}
