@@ -43,7 +43,7 @@ impl EngineTarget {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let names = || listed(name, ENGINES.iter().map(|engine| engine.name), "mantissa lint --help");
+        let names = || listed(name, ENGINES.iter().map(|engine| engine.name), "mantissa help engines");
         let engine = Engine::named(name).ok_or_else(|| fault("engine", name, names()))?;
         let mut target = EngineTarget { engine, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {

@@ -1,5 +1,6 @@
 //! Pages of the documentation, which `mantissa help PAGE` shows: an installed program has no folder `docs`.
 
+use mantissa_plan::contract::{ENGINES, Engine};
 use mantissa_plan::hardware::GPUS;
 
 /// Page of the documentation: its name, which is its path without `docs/` and `.md`, and its text.
@@ -80,6 +81,9 @@ const LIST: &str = "docs";
 /// Name of the list of GPUs.
 const LIST_OF_GPUS: &str = "gpus";
 
+/// Name of the list of engines.
+const LIST_OF_ENGINES: &str = "engines";
+
 /// Returns the text that `mantissa help NAME` shows: a page by its name or the last part of it, with or without `docs/` and
 /// `.md`, or a list. Names of commands are `taken`.
 pub fn find(name: &str, taken: impl Fn(&str) -> bool) -> Option<String> {
@@ -90,6 +94,7 @@ pub fn find(name: &str, taken: impl Fn(&str) -> bool) -> Option<String> {
     match &*name {
         LIST => return Some(list()),
         LIST_OF_GPUS => return Some(gpus()),
+        LIST_OF_ENGINES => return Some(engines()),
         _ => {}
     }
     let bare = name.strip_prefix("docs/").unwrap_or(&name);
@@ -108,6 +113,12 @@ fn list() -> String {
         |text: &str| text.lines().next().unwrap_or_default().trim_start_matches('#').trim().to_owned();
     let line = |(name, text): &Page| format!("  mantissa help {name:<24} {}\n", title(text));
     format!("Pages of the documentation:\n\n{}", PAGES.iter().map(line).collect::<String>())
+}
+
+/// Lists the engines that `--for` takes.
+fn engines() -> String {
+    let line = |engine: &&Engine| format!("  {:<16} {}\n", engine.name, engine.title);
+    format!("Engines for --for:\n\n{}", ENGINES.iter().map(line).collect::<String>())
 }
 
 /// Lists the GPUs that `gpu=NAME` takes.
@@ -154,5 +165,6 @@ mod tests {
         assert_eq!((find("weights", |name| name == "weights"), find("nothing", none)), (None, None));
         assert!(find("docs", none).unwrap().contains("mantissa help reference/training"));
         assert!(find("gpus", none).unwrap().contains("rtx5070ti"));
+        assert!(find("engines", none).unwrap().contains("llama.cpp"));
     }
 }

@@ -256,10 +256,10 @@ fn options_at_fault_are_named_and_leave_nothing() {
         assert!(line.contains(part), "{more:?}: {line}");
         assert!(!out.join("config.toml").exists(), "{more:?}");
     }
-    let named_json = temp.path().join("voice.json");
-    fs::copy(&data, &named_json).unwrap();
-    let line = fail(2, &arguments(&named_json, &out, &[]));
-    assert!(line.contains("voice.json: expected a text, or a name that ends in .jsonl"), "{line}");
+    let named_text = temp.path().join("voice.txt");
+    fs::copy(&data, &named_text).unwrap();
+    let line = fail(2, &arguments(&named_text, &out, &[]));
+    assert!(line.contains("voice.txt: expected a text, or a name that ends in .jsonl or .json"), "{line}");
     let none = temp.path().join("none.jsonl");
     let line = fail(2, &arguments(&none, &out, &[]));
     assert!(line.contains("none.jsonl"), "{line}");

@@ -164,7 +164,7 @@ fn a_line_at_fault_is_named_with_its_field_and_a_fix() {
     let good = fs::read_to_string(&data).unwrap();
     for (line, place, fix) in [
         ("{\"messages\": [", "line 3: expected", "one JSON object"),
-        (r#"{"text": 3}"#, "line 3: expected", "one JSON object"),
+        (r#"{"text": 3}"#, "line 3: text: expected a text, got a number", "as a text"),
         (r#"{"messages": [{"role": "user"}]}"#, "line 3: messages[0].content: expected", "\"content\""),
         (
             r#"{"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}"#,

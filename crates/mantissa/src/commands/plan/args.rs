@@ -26,7 +26,7 @@ use super::subject::Subject;
   mantissa plan demo
   mantissa plan --hardware list
   mantissa plan --params 70B --hardware rtx4090 --host 90GB/s
-  mantissa plan --params 8B --hardware bandwidth=672GB/s,memory=12GB,bf16=61.7TFLOPS
+  mantissa plan --params 8B --hardware memory=12GB,bandwidth=672GB/s,bf16=62T
   mantissa plan path/to/config.json --hardware h100 --batch 64 --context 8192
   mantissa plan --params 30B-A3B --hardware a100 --devices 2
   mantissa plan --params DeepSeek-V3 --hardware h200 --devices 8 --parallel data
