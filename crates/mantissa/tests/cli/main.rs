@@ -61,6 +61,7 @@ mod rebuild;
 mod regular_files;
 mod report;
 mod run;
+mod run_chat;
 mod serve;
 mod several;
 mod share;
