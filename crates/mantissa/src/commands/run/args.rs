@@ -55,7 +55,7 @@ pub struct Args {
     /// The model's chat template renders it.
     #[arg(long, conflicts_with = "bos", help_heading = "Prompt")]
     pub(super) chat: bool,
-    /// Chat template: a Jinja file, or a name such as chatml
+    /// Chat template: a Jinja file, or a name
     ///
     /// Names: those of the model's own list of templates, then chatml, command-r, falcon3, gemma, granite, llama2, llama3,
     /// mistral-v1, mistral-v3, mistral-v3-tekken, mistral-v7, mistral-v7-tekken, phi3, phi4, vicuna, zephyr.
