@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Drives the page of `mantissa serve` in headless Chromium: a conversation, stop, a comparison of two precisions.
+"""Drives the page of `mantissa serve` in headless Chromium: a conversation, a reload, copy, regenerate, stop, a comparison of two
+precisions; and on a phone the empty page and an answer that stays in view.
 
     server_page.py MANTISSA MODEL OTHER OUT [--chromium /usr/bin/chromium]
 
@@ -55,6 +56,46 @@ def converse(page):
     assert page.locator(".turn.user").count() == 2 and page.locator(".turn.model").count() == 2
 
 
+def keep(page):
+    """The conversation is there after a reload; its last answer is copied, and made anew."""
+    text = page.locator(".turn.model .text").last.inner_text()
+    page.reload()
+    expect(page.locator("#about")).not_to_be_empty()
+    assert page.locator(".turn.model .text").last.inner_text() == text and page.locator(".turn.user").count() == 2
+    page.get_by_label("Seed").fill("9")
+    page.get_by_label("New tokens").fill("30")
+    page.get_by_role("button", name="Regenerate").last.click()
+    expect(page.locator("#send")).to_be_disabled()
+    expect(page.locator("#send")).to_be_enabled(timeout=60_000)
+    assert page.locator(".turn.user").count() == 2 and page.locator(".turn.model").count() == 2
+    again = page.locator(".turn.model .text").last.inner_text()
+    assert again != text
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy").last.click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").strip() == again.strip()
+
+
+def phone(browser, url, out):
+    """The empty page helps, and a long answer stays in view."""
+    page = browser.new_page(viewport={"width": 390, "height": 700}, has_touch=True)
+    page.goto(url)
+    expect(page.locator("#curl")).to_contain_text("curl http")
+    assert page.locator("#tries button").count() == 3
+    screenshots(page, out)
+    page.set_viewport_size({"width": 390, "height": 700})
+    page.locator("summary").first.click()
+    page.get_by_label("New tokens").fill("300")
+    page.locator("summary").first.click()
+    page.locator("#tries button").first.click()
+    expect(page.locator("#send")).to_be_enabled(timeout=60_000)
+    end, bottom = page.evaluate(
+        "[document.querySelector('.turn.model').getBoundingClientRect().bottom, document.querySelector('#scroll').getBoundingClientRect().bottom]"
+    )
+    assert end <= bottom + 2, f"the answer ends at {end}, below {bottom}"
+    page.close()
+
+
 def stop(page):
     page.get_by_label("New tokens").fill("100000")
     page.locator("#prompt").fill(PROMPT)
@@ -96,8 +137,9 @@ def screenshots(page, out):
         for scheme in ("light", "dark"):
             page.set_viewport_size({"width": width, "height": height})
             page.emulate_media(color_scheme=scheme)
-            wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
-            assert not wide, f"the page is wider than {width} pixels"
+            root = "document.documentElement"
+            wide = page.evaluate(f"{root}.scrollWidth > innerWidth || {root}.scrollHeight > innerHeight")
+            assert not wide, f"the page is larger than {width} × {height} pixels"
             page.screenshot(path=out / f"page-{width}-{scheme}.png")
 
 
@@ -130,16 +172,19 @@ def main():
             (args.out / "chat").mkdir(exist_ok=True)
             screenshots(page, args.out / "chat")
             page.set_viewport_size({"width": 1440, "height": 900})
+            keep(page)
             stop(page)
             print(compare(page))
             screenshots(page, args.out)
+            (args.out / "empty").mkdir(exist_ok=True)
+            phone(browser, url, args.out / "empty")
             browser.close()
     finally:
         server.terminate()
         code = server.wait(timeout=30)
     if faults or code != 0:
         sys.exit(f"faults: {faults}, exit code of the server: {code}")
-    print("the page works: conversation, stop, comparison; no console errors, no other origin")
+    print("the page works: conversation, reload, copy, regenerate, stop, comparison, phone; no console errors, no other origin")
 
 
 if __name__ == "__main__":

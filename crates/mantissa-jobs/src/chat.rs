@@ -1,12 +1,41 @@
 //! Conversations as text: the chat template of a model, rendered by the host.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use mantissa_model::{ChatTemplates, Message, Tokenizer, chat};
+use mantissa_model::{ChatTemplates, LoadError, Message, Tokenizer, chat};
 use serde_json::Value;
 
 use crate::error::{BadInput, ChatFailed, Result};
 use crate::host::RenderChat;
+
+/// Gives `tokenizer` the chat template that `given` names: one of the model's own list, one that many models have, or a file.
+///
+/// # Errors
+/// [`BadInput`] with the names if there is none; a file that cannot be read.
+pub fn with_template(tokenizer: Tokenizer, given: Option<&str>) -> Result<Tokenizer> {
+    let Some(given) = given else { return Ok(tokenizer) };
+    let own = tokenizer.chat_templates();
+    if let Some(templates) = own
+        .get(given)
+        .map(|template| ChatTemplates::of(template.to_owned()))
+        .or_else(|| ChatTemplates::known(given))
+    {
+        return Ok(tokenizer.with_templates(templates));
+    }
+    if !Path::new(given).exists() {
+        let mut names: Vec<&str> = own.names().filter(|name| *name != ChatTemplates::DEFAULT).collect();
+        ChatTemplates::known_names().for_each(|name| names.push(name));
+        let allowed = format!("a Jinja file, or one of {}", names.join(", "));
+        return Err(BadInput::new("--chat-template", given, allowed).into());
+    }
+    let templates = ChatTemplates::of_file(Path::new(given)).map_err(LoadError::from)?;
+    Ok(tokenizer.with_templates(templates))
+}
+
+/// Returns the file that a chat template is read from, if `given` names one.
+pub fn template_file(given: Option<&str>) -> Option<PathBuf> {
+    given.map(PathBuf::from).filter(|path| path.is_file())
+}
 
 /// Returns the default chat template of `model`.
 ///

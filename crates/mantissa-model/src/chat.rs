@@ -12,6 +12,7 @@
 
 mod error;
 mod functions;
+mod named;
 mod python;
 mod source;
 mod time;
@@ -69,6 +70,14 @@ pub fn context(messages: &[Message], special_tokens: &BTreeMap<String, String>) 
     context.insert("tools".into(), Value::Null);
     context.insert("documents".into(), Value::Null);
     Value::Object(context)
+}
+
+/// Formats seconds since 1970 as a date in UTC, in the `format` of `strftime`.
+///
+/// # Errors
+/// Names the directive that is not known.
+pub fn date(format: &str, seconds: u64) -> Result<String, String> {
+    time::strftime(format, seconds)
 }
 
 /// Renders `template` with the variables of `context`, in a separate thread.
@@ -184,6 +193,26 @@ impl ChatTemplates {
             all.by_name.insert(Self::DEFAULT.into(), template);
         }
         Ok(all)
+    }
+
+    /// Reads the template in the file `path`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if it cannot be read, is too long or not text.
+    pub fn of_file(path: &Path) -> Result<Self, ConfigError> {
+        let missing = || fault(path.to_owned(), "no file", "a chat template");
+        read_template(path.to_owned())?.map(Self::of).ok_or_else(missing)
+    }
+
+    /// Returns the template that is known by this name for many models, such as `chatml`.
+    pub fn known(name: &str) -> Option<Self> {
+        let found = named::NAMED.iter().find(|(known, _)| *known == name);
+        found.map(|(_, template)| Self::of((*template).to_owned()))
+    }
+
+    /// Lists the names of templates that are known for many models.
+    pub fn known_names() -> impl Iterator<Item = &'static str> {
+        named::NAMED.iter().map(|(name, _)| *name)
     }
 
     /// Returns the template of this name.

@@ -71,6 +71,7 @@ pub mod chat;
 pub mod generate;
 mod sampler;
 mod sampling;
+mod sampling_defaults;
 pub mod tokenizer;
 
 pub use adapted::Adapted;
@@ -102,5 +103,6 @@ pub use norm::Norm;
 pub use operands::AttentionOperands;
 pub use products::Products;
 pub use rope::{Rope, RopeScaling};
+pub use sampling_defaults::{Recommended, SamplingDefaults};
 pub use source::{MapSource, SourceView, WeightSource};
 pub use tokenizer::{Bos, DecodeStream, TokenText, TokenTexts, Tokenizer, TokenizerError};

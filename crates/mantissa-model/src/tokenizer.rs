@@ -257,6 +257,12 @@ impl Tokenizer {
         Ok(self)
     }
 
+    /// Takes other chat templates.
+    #[must_use]
+    pub fn with_templates(self, templates: ChatTemplates) -> Self {
+        Tokenizer { templates, ..self }
+    }
+
     /// All chat templates.
     pub fn chat_templates(&self) -> &ChatTemplates {
         &self.templates

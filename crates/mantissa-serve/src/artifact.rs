@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mantissa_model::Tokenizer;
+use mantissa_model::{SamplingDefaults, Tokenizer};
 use mantissa_runtime::FastModel;
 
 use crate::engine::Engine;
@@ -18,6 +18,8 @@ pub struct Artifact {
     pub model: Arc<FastModel>,
     /// Scheme of the KV cache.
     pub kv: String,
+    /// Sampling that the model recommends, for what a request does not set.
+    pub sampling: SamplingDefaults,
     /// The model at work.
     pub engine: Engine,
 }

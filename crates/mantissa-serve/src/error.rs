@@ -178,9 +178,14 @@ impl From<TokenizerError> for ApiError {
     }
 }
 
+/// Message of an error response, for APIs whose errors have another shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Said(pub(crate) String);
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        response.extensions_mut().insert(Said(self.message));
         if let Some(retry) = self.retry {
             let seconds = retry.as_secs().max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -193,7 +198,7 @@ impl IntoResponse for ApiError {
 }
 
 /// Shortens a value of a request for a message.
-fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     const MOST: usize = 80;
     let mut shown: String = text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(MOST).is_some() {

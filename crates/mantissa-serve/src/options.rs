@@ -117,6 +117,8 @@ pub struct Options {
     pub grammar_memory: u64,
     /// True if clients share the beginnings of their prompts, and so see from `cached_tokens` what others have sent.
     pub share_prefixes: bool,
+    /// True if a request for a model that is not served is refused also where a single model could answer it.
+    pub strict_model: bool,
 }
 
 impl Default for Options {
@@ -129,6 +131,7 @@ impl Default for Options {
             grammars: None,
             grammar_memory: 256 << 20,
             share_prefixes: false,
+            strict_model: false,
         }
     }
 }

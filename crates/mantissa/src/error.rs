@@ -46,6 +46,11 @@ impl From<Exit> for ExitCode {
 #[error("standard output: expected a writable stream, got I/O error `{0}`")]
 pub struct StdoutError(pub io::Error);
 
+/// An answer was ended by SIGINT; what there was of it is printed.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted by SIGINT: the answer ends early")]
+pub struct AnswerCut;
+
 /// Returns the exit code of `error`: that of the first error in its chain that decides it, else bad input,
 /// the kind of all other library errors.
 pub fn exit_of(error: &anyhow::Error) -> Exit {
@@ -70,6 +75,9 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     let evaluation = || matches!(error.downcast_ref(), Some(EvalError::Stopped));
     if error.is::<Stopped>() || training() || evaluation() {
         return Some(interrupt::received().unwrap_or(Exit::Interrupted));
+    }
+    if error.is::<AnswerCut>() {
+        return Some(Exit::Interrupted);
     }
     if let Some(error) = error.downcast_ref::<QuantError>() {
         return Some(if matches!(error, QuantError::Gate(_) | QuantError::NotVerified(_)) {
@@ -151,7 +159,8 @@ mod tests {
             |error| QuantError::Unfinished(Box::new(Unfinished { error, kept: "p".into(), done: 1 }));
         let job = |error: JobError| anyhow::Error::from(error);
         let placed = JobError::At { place: "p".into(), error: Box::new(EvalError::Stopped.into()) };
-        let cases: [(anyhow::Error, Exit); 20] = [
+        let cases: [(anyhow::Error, Exit); 21] = [
+            (AnswerCut.into(), Exit::Interrupted),
             (job(GateFailed::new("kl").into()), Exit::Gate),
             (job(QuantError::Store(disk()).into()), Exit::Environment),
             (job(unfinished(QuantError::Interrupted).into()), Exit::Interrupted),

@@ -2,10 +2,12 @@
 //!
 //! A resumable command declares it by [`polling`]: it polls [`received`] between two steps, saves its progress
 //! and returns. Any other command ends at once, after its unfinished outputs are removed.
+//!
+//! While an answer is written ([`answering`]), the first SIGINT ends the answer alone, and the second the process.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,15 @@ static ORDERLY: AtomicBool = AtomicBool::new(false);
 
 /// True while the work itself bounds the time to end.
 static PATIENT: AtomicBool = AtomicBool::new(false);
+
+/// True after a signal, until [`answering`]: the next one ends the process at once.
+static AGAIN: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// True while an answer is written.
+static ANSWERING: AtomicBool = AtomicBool::new(false);
+
+/// True if the answer should end.
+static CUT: AtomicBool = AtomicBool::new(false);
 
 /// Message of an immediate stop, if the command has its own.
 static LEFT: Mutex<Option<String>> = Mutex::new(None);
@@ -65,16 +76,52 @@ pub fn keep_message(message: Option<String>) {
 /// # Errors
 /// The system allows no handler or no thread.
 pub fn watch() -> io::Result<()> {
-    let again = Arc::new(AtomicBool::new(false));
+    let again = &*AGAIN;
     for signal in [SIGINT, SIGTERM] {
         // Registered in this order, so that the signal that sets the flag does not act on it.
-        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&again))?;
-        flag::register(signal, Arc::clone(&again))?;
+        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(again))?;
+        flag::register(signal, Arc::clone(again))?;
     }
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let stop_on_first = move || signals.forever().next().into_iter().for_each(stop);
-    thread::Builder::new().name("signals".into()).stack_size(128 << 10).spawn(stop_on_first)?;
+    let wait = move || {
+        for signal in signals.forever() {
+            if signal == SIGINT && ANSWERING.load(Ordering::SeqCst) {
+                CUT.store(true, Ordering::SeqCst);
+            } else {
+                return stop(signal);
+            }
+        }
+    };
+    thread::Builder::new().name("signals".into()).stack_size(128 << 10).spawn(wait)?;
     Ok(())
+}
+
+/// Guard of an answer that SIGINT ends.
+#[must_use]
+pub struct Answering(());
+
+/// Makes the first SIGINT end an answer instead of the process, for the lifetime of the result.
+pub fn answering() -> Answering {
+    CUT.store(false, Ordering::SeqCst);
+    ANSWERING.store(true, Ordering::SeqCst);
+    Answering(())
+}
+
+impl Answering {
+    /// True if the answer should end.
+    pub fn is_cut(&self) -> bool {
+        CUT.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        ANSWERING.store(false, Ordering::SeqCst);
+        // What a later signal ends is the process, in order.
+        if received().is_none() {
+            AGAIN.store(false, Ordering::SeqCst);
+        }
+    }
 }
 
 /// Returns the exit code for the signal received, if any.

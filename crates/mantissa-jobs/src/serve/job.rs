@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::load::{self, Loaded};
+use crate::chat;
 use crate::embedded;
 use crate::error::{BadInput, InPlace, Result};
 use crate::host::{Host, RenderChat};
@@ -29,6 +30,9 @@ pub struct Serve {
     pub models: Vec<ServedModel>,
     /// Folder of an adapter of the first model, not merged.
     pub adapter: Option<PathBuf>,
+    /// Chat template of the first model instead of its own: a name or a file.
+    #[serde(default)]
+    pub chat_template: Option<String>,
     /// Smaller model that proposes tokens for the first one.
     pub draft: Option<ModelPath>,
     /// True if earlier places of the text propose tokens.
@@ -67,6 +71,9 @@ pub struct Serve {
     pub grammar_memory: Option<u64>,
     /// True if clients share the beginnings of their prompts.
     pub share_prefixes: bool,
+    /// True if a request for a model that is not served is refused also where a single model could answer it.
+    #[serde(default)]
+    pub strict_model: bool,
     /// True if thoughts are separated from the text.
     pub separate_thoughts: bool,
     /// Most tokens of a thought.
@@ -244,6 +251,7 @@ impl Serve {
             drain: Duration::from_secs(self.drain),
             reasoning: Reasoning { separate: self.separate_thoughts, budget: self.thought_tokens },
             share_prefixes: self.share_prefixes,
+            strict_model: self.strict_model,
             ..Options::default()
         }
     }
@@ -269,7 +277,8 @@ impl Job for Serve {
     fn inputs(&self) -> Vec<PathBuf> {
         let models = self.models.iter().map(|served| &served.model).chain(&self.draft);
         let files = models.flat_map(ModelPath::inputs).chain(self.adapter.clone());
-        files.chain(self.api_key_file.clone()).collect()
+        let template = chat::template_file(self.chat_template.as_deref());
+        files.chain(template).chain(self.api_key_file.clone()).collect()
     }
 
     fn outputs(&self) -> Vec<JobOutput> {

@@ -1,6 +1,6 @@
 //! Models to be served: loaded side by side within the memory ceiling.
 
-use mantissa_model::load_config;
+use mantissa_model::{Recommended, load_config};
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{FastModel, RuntimeOptions, Speculation};
 use mantissa_store::AdapterFiles;
@@ -8,6 +8,7 @@ use mantissa_store::convention::ModelFiles;
 
 use super::job::{Serve, ServedModel};
 use crate::adapter;
+use crate::chat;
 use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
 use crate::load_needs::{LoadNeeds, kv_name};
@@ -87,6 +88,8 @@ pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
         let first = i == 0;
         let templates = job.adapter.as_deref().filter(|_| first);
         let tokenizer = adapter::templates(tokenizer, templates)?;
+        let given = job.chat_template.as_deref().filter(|_| first);
+        let tokenizer = chat::with_template(tokenizer, given)?;
         let draft = draft.as_ref().filter(|_| first).map(|files| {
             same_vocabulary(files, &tokenizer, vocabulary(files)?, host)?;
             Ok::<_, JobError>(FastModel::load(files, host.threads)?)
@@ -97,7 +100,13 @@ pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
             model.set_kv(policy)?;
         }
         let kv = kv_name(job.kv.as_deref(), &files, "f16");
-        models.push(mantissa_serve::Loaded { name, tokenizer, model, draft, kv, runtime: sizes });
+        let Recommended { defaults: sampling, refused } = Recommended::of(&files);
+        refused.iter().for_each(|what| host.note(what));
+        if !sampling.is_empty() {
+            let shown = sampling.shown();
+            host.note(&format!("{name}: the model's sampling where a request sets none: {shown}"));
+        }
+        models.push(mantissa_serve::Loaded { name, tokenizer, model, draft, kv, sampling, runtime: sizes });
     }
     let grammars = match grammar_memory {
         0 => "no memory for grammars".to_owned(),

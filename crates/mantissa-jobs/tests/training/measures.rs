@@ -164,6 +164,7 @@ fn a_server_names_its_keys_without_holding_them_and_ends_with_its_host() {
     let job = Serve {
         models: vec![named("a"), named("b")],
         adapter: None,
+        chat_template: None,
         draft: None,
         lookup: true,
         kv: Some(AsText("int8-head".parse().unwrap())),
@@ -183,6 +184,7 @@ fn a_server_names_its_keys_without_holding_them_and_ends_with_its_host() {
         drain: 1,
         grammar_memory: Some(0),
         share_prefixes: false,
+        strict_model: true,
         separate_thoughts: true,
         thought_tokens: None,
     };

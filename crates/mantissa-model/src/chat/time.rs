@@ -29,7 +29,11 @@ pub(super) fn now(format: &str) -> Result<String, String> {
     strftime(format, since.as_secs())
 }
 
-fn strftime(format: &str, seconds: u64) -> Result<String, String> {
+/// Formats seconds since 1970.
+///
+/// # Errors
+/// As [`now`].
+pub(super) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil(days);
     let (month_name, day_name) = (MONTHS[month - 1], DAYS[((days + 4) % 7) as usize]);

@@ -150,6 +150,7 @@ impl Parts<'_> {
             cached: self.generation.cached(),
             new: self.generation.generated(),
             thought: self.thought,
+            times: self.generation.times(),
         }
     }
 }

@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn blocks_open_and_close_in_turn() {
-        let usage = Usage { prompt: 70, cached: 64, new: 9, thought: 2 };
+        let usage = Usage { prompt: 70, cached: 64, new: 9, thought: 2, ..Usage::default() };
         let mut reply = AnthropicReply::new(3, "a", "m");
         let mut events = reply.start(Usage { new: 0, ..usage });
         for piece in [
@@ -223,7 +223,7 @@ mod tests {
     fn ends_have_their_reason() {
         let mut reply = AnthropicReply::new(0, "a", "m");
         reply.push(Piece::Text("a".into()));
-        let usage = Usage { prompt: 1, cached: 0, new: 1, thought: 0 };
+        let usage = Usage { prompt: 1, new: 1, ..Usage::default() };
         for (end, reason, sequence) in [
             (End::Length, "max_tokens", Value::Null),
             (End::StopText("END".into()), "stop_sequence", json!("END")),

@@ -8,9 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
 
+use super::notes::{Logged, note};
 use super::renderer::Render;
 use super::{ApiError, Artifact};
 use crate::engine::Turns;
+use crate::error::short;
 use crate::fair::Gate;
 use crate::grammar::{Confinement, Grammars};
 use crate::metrics::Metrics;
@@ -41,6 +43,10 @@ pub(crate) struct App {
     /// Compilers of grammars, one for each model, if there are any.
     pub(crate) grammars: Vec<Arc<Grammars>>,
     pub(crate) stopping: AtomicBool,
+    /// True if a name that no model has is an error where a single model is served.
+    strict_model: bool,
+    /// Notes of responses that were logged.
+    pub(crate) logged: Logged,
     /// Seconds since 1970 at the start.
     pub(crate) started: u64,
     ids: Ids,
@@ -54,7 +60,7 @@ impl App {
         metrics: Metrics,
         turns: Arc<Turns>,
     ) -> Self {
-        let Options { limits, reasoning, grammars, grammar_memory, .. } = options;
+        let Options { limits, reasoning, grammars, grammar_memory, strict_model, .. } = options;
         let most = limits.preparations.div_ceil(4);
         let preparations = Gate::new(limits.preparations, most, limits.waiting);
         // Those that wait hold their parsed bodies.
@@ -83,6 +89,8 @@ impl App {
             bodies,
             grammars,
             stopping,
+            strict_model,
+            logged: Logged::default(),
             started,
             ids,
         }
@@ -95,20 +103,39 @@ impl App {
         let _ = std::thread::Builder::new().name("vocabulary".into()).spawn(work);
     }
 
-    /// Returns the model that a request names, or the first one.
+    /// Returns the model that a request names, or the first one. Where a single model is served, it answers requests for
+    /// any name, with a note, unless the server is strict.
     ///
     /// # Errors
     /// Status 404 for an unknown name.
     pub(crate) fn artifact(&self, name: Option<&str>) -> Result<Arc<Artifact>, ApiError> {
-        let found = match name.filter(|name| !name.is_empty()) {
-            None => self.artifacts.first(),
-            Some(name) => self.artifacts.iter().find(|artifact| artifact.name == name),
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return self.artifacts.first().cloned().ok_or_else(|| self.unknown_model(""));
         };
-        found.cloned().ok_or_else(|| {
-            let names: Vec<_> = self.artifacts.iter().map(|artifact| artifact.name.as_str()).collect();
-            let error = ApiError::field("model", name.unwrap_or_default(), &names.join(" or "));
-            ApiError { status: StatusCode::NOT_FOUND, ..error }.code("model_not_found")
-        })
+        match (self.named(name), self.artifacts.as_slice()) {
+            (Err(_), [only]) if !self.strict_model => {
+                let name = short(name);
+                note(format!("model: no model is named {name}; {} answers, the only one", only.name));
+                Ok(Arc::clone(only))
+            }
+            (named, _) => named,
+        }
+    }
+
+    /// Returns the model of this name, which may end in Ollama's usual tag `:latest`.
+    ///
+    /// # Errors
+    /// Status 404 for an unknown name.
+    pub(crate) fn named(&self, name: &str) -> Result<Arc<Artifact>, ApiError> {
+        let of = |name: &str| self.artifacts.iter().find(|artifact| artifact.name == name).cloned();
+        let found = of(name).or_else(|| of(name.strip_suffix(":latest")?));
+        found.ok_or_else(|| self.unknown_model(name))
+    }
+
+    fn unknown_model(&self, name: &str) -> ApiError {
+        let names: Vec<_> = self.artifacts.iter().map(|artifact| artifact.name.as_str()).collect();
+        let error = ApiError::field("model", name, &names.join(" or "));
+        ApiError { status: StatusCode::NOT_FOUND, ..error }.code("model_not_found")
     }
 
     /// Makes a number that no other request has and that nobody can guess.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -99,7 +99,7 @@ async fn parsed<R: Send + 'static>(
     app: &App,
     parse: impl FnOnce(&[u8]) -> Result<R, ApiError> + Send + 'static,
 ) -> Result<R, ApiError> {
-    check_type(request.headers())?;
+    check_type(&request)?;
     let stated = stated(&request, &app.limits)?;
     // A body of unknown length may be as large as the limit.
     let size = stated.unwrap_or(app.limits.body);
@@ -132,11 +132,18 @@ async fn parsed<R: Send + 'static>(
     tokio::time::timeout(app.limits.body_time, all).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Checks that the body is said to be JSON. A web page of another origin cannot say so without asking first.
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Checks that the body is said to be JSON. A web page of another origin cannot say so without asking first. Users of
+/// Ollama's API say nothing with `curl -d`, which states the type of a form; a page that sends one has an origin.
+fn check_type(request: &Request) -> Result<(), ApiError> {
+    let headers = request.headers();
     let found = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("none");
     let essence = found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let from_page =
+        [header::ORIGIN.as_str(), "sec-fetch-site"].iter().any(|name| headers.contains_key(*name));
+    if is_ollama(request.uri().path()) && essence == "application/x-www-form-urlencoded" && !from_page {
         return Ok(());
     }
     let error = ApiError::field("Content-Type", found, "application/json");
@@ -147,6 +154,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
 fn too_large(limits: &Limits) -> ApiError {
     let message = format!("expected a body of at most {} bytes, got more", limits.body);
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+}
+
+/// True if a path is one of Ollama's API.
+pub(crate) fn is_ollama(path: &str) -> bool {
+    path.starts_with("/api/")
 }
 
 /// Returns the length that the headers state, if it is within the limit.

@@ -34,8 +34,9 @@ use crate::tools::{Piece, call_id};
 pub(crate) struct ChatRequest {
     model: Option<String>,
     messages: Vec<ChatMessage>,
-    /// Largest number of new tokens; takes precedence over `max_tokens`.
-    max_completion_tokens: Option<u32>,
+    /// Largest number of new tokens, or -1; takes precedence over `max_tokens`.
+    #[schema(minimum = -1)]
+    max_completion_tokens: Option<i64>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     /// True to report the probability of each token.

@@ -266,7 +266,7 @@ pub(crate) async fn compare(
     Sampling { request, sampled, form, bytes }: Sampling<CompareRequest>,
 ) -> Result<Response, ApiError> {
     let first = app.artifact(request.model.as_deref())?;
-    let other = app.artifact(Some(&request.other)).map_err(|error| error.param("other"))?;
+    let other = app.named(&request.other).map_err(|error| error.param("other"))?;
     let (plans, [ours, theirs]) =
         prepare(&app, caller, bytes, move |app| request.check(sampled, form, app, [first, other])).await?;
     let first = submit(&app, &plans[0].artifact, ours, caller)?;

@@ -76,6 +76,9 @@ impl ChatMessage {
 fn joined(parts: Vec<ContentPart>, at: usize) -> Result<String, ApiError> {
     let text = |(i, part): (usize, ContentPart)| match (part.kind.as_str(), part.text) {
         ("text" | "input_text" | "output_text", Some(text)) => Ok(text),
+        ("text" | "input_text" | "output_text", None) => {
+            Err(ApiError::field(format!("messages[{at}].content[{i}].text"), "nothing", "a text"))
+        }
         (kind, _) => Err(ApiError::field(format!("messages[{at}].content[{i}].type"), kind, "text")),
     };
     Ok(parts.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))

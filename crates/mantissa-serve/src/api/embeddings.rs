@@ -16,7 +16,7 @@ use super::body::Body;
 use super::embedding_input::{Input, encoded, inputs, normalize};
 use super::generate::{check_tokens, submit};
 use super::preparation::{aside, prepare};
-use super::{ApiError, App, Endpoints};
+use super::{ApiError, App, Artifact, Endpoints};
 use crate::engine::{Caller, Failure, Job, Stream, Update};
 
 /// Request of embeddings.
@@ -92,32 +92,8 @@ pub(crate) async fn embeddings(
     if let Some(dimensions) = request.dimensions.filter(|n| *n != width) {
         return Err(ApiError::field("dimensions", dimensions, &width.to_string()));
     }
-    let own = Arc::clone(&artifact);
-    let prompts = prepare(&app, caller, bytes, move |app| {
-        let tokens = |(i, input): (usize, Input)| match input {
-            Input::Text(text) => app.encode(&own, &text, Bos::Auto),
-            Input::Tokens(tokens) => check_tokens(&own, &format!("input[{i}]"), &tokens).map(|()| tokens),
-        };
-        inputs(&request.input)?.into_iter().enumerate().map(tokens).collect::<Result<Vec<_>, _>>()
-    })
-    .await?;
-    let (context, deadline) = (artifact.engine.runtime().context, app.limits.deadline());
-    let job = |(i, prompt): (usize, &Vec<u32>)| {
-        let field = format!("input[{i}]");
-        if prompt.is_empty() {
-            return Err(ApiError::field(field, "no tokens", "at least one token"));
-        }
-        if prompt.len() > context {
-            let found = format!("{} tokens, which is too large", prompt.len());
-            let error = ApiError::field(field, found, &format!("at most {context} tokens"));
-            return Err(error.code("context_length_exceeded"));
-        }
-        let request = Request { prompt: prompt.clone(), embed: Some(pooling), ..Request::default() };
-        Ok(Job::new(request, deadline))
-    };
-    let jobs = prompts.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?;
-    let vectors = collect(submit(&app, &artifact, jobs, caller)?, prompts.len()).await?;
-    let tokens = prompts.iter().map(Vec::len).sum();
+    let asked = Asked { input: request.input, pooling, cuts: false, bytes };
+    let Embedded { vectors, tokens, .. } = embed(&app, caller, &artifact, asked).await?;
     let embedding = move |(index, mut vector): (usize, Vec<f32>)| {
         normalize(&mut vector);
         Embedding { object: "embedding", index, embedding: encoded(&vector, base64) }
@@ -133,6 +109,70 @@ pub(crate) async fn embeddings(
         .into_response()
     })
     .await
+}
+
+/// Texts to embed.
+pub(super) struct Asked {
+    /// A text, tokens, or a list of either.
+    pub(super) input: Value,
+    pub(super) pooling: Pooling,
+    /// True to cut texts that are longer than the context.
+    pub(super) cuts: bool,
+    /// Bytes of the request.
+    pub(super) bytes: usize,
+}
+
+/// Vectors of texts, as the model computes them.
+pub(super) struct Embedded {
+    pub(super) vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub(super) tokens: usize,
+    /// Number of texts that were cut.
+    pub(super) cut: usize,
+}
+
+/// Embeds texts.
+///
+/// # Errors
+/// Status 400 for a text that cannot be embedded; a job that is not queued or fails.
+pub(super) async fn embed(
+    app: &Arc<App>,
+    caller: Caller,
+    artifact: &Arc<Artifact>,
+    asked: Asked,
+) -> Result<Embedded, ApiError> {
+    let Asked { input, pooling, cuts, bytes } = asked;
+    let own = Arc::clone(artifact);
+    let mut prompts = prepare(app, caller, bytes, move |app| {
+        let tokens = |(i, input): (usize, Input)| match input {
+            Input::Text(text) => app.encode(&own, &text, Bos::Auto),
+            Input::Tokens(tokens) => check_tokens(&own, &format!("input[{i}]"), &tokens).map(|()| tokens),
+        };
+        inputs(&input)?.into_iter().enumerate().map(tokens).collect::<Result<Vec<_>, _>>()
+    })
+    .await?;
+    let (context, deadline) = (artifact.engine.runtime().context, app.limits.deadline());
+    let mut cut = 0;
+    for prompt in prompts.iter_mut().filter(|prompt| cuts && prompt.len() > context) {
+        prompt.truncate(context);
+        cut += 1;
+    }
+    let job = |(i, prompt): (usize, &Vec<u32>)| {
+        let field = format!("input[{i}]");
+        if prompt.is_empty() {
+            return Err(ApiError::field(field, "no tokens", "at least one token"));
+        }
+        if prompt.len() > context {
+            let found = format!("{} tokens, which is too large", prompt.len());
+            let error = ApiError::field(field, found, &format!("at most {context} tokens"));
+            return Err(error.code("context_length_exceeded"));
+        }
+        let request = Request { prompt: prompt.clone(), embed: Some(pooling), ..Request::default() };
+        Ok(Job::new(request, deadline))
+    };
+    let jobs = prompts.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?;
+    let vectors = collect(submit(app, artifact, jobs, caller)?, prompts.len()).await?;
+    Ok(Embedded { vectors, tokens: prompts.iter().map(Vec::len).sum(), cut })
 }
 
 /// Waits for the vectors of all jobs.

@@ -24,6 +24,11 @@ pub(crate) struct ResponseFormat {
 pub(crate) struct NamedSchema {
     #[allow(dead_code)]
     name: Option<String>,
+    #[allow(dead_code)]
+    description: Option<String>,
+    /// True if the reply follows the schema, which it does in any case.
+    #[allow(dead_code)]
+    strict: Option<bool>,
     #[schema(value_type = Option<Object>)]
     schema: Option<Value>,
 }

@@ -8,15 +8,24 @@ mod body;
 mod chat;
 mod compare;
 mod completions;
+mod continuation;
 mod conversation;
 mod convert;
 mod embedding_input;
 mod embeddings;
 mod format;
 mod generate;
+mod llama;
+mod llama_convert;
 mod messages;
 mod models;
+pub(crate) mod notes;
 mod offered;
+mod ollama;
+mod ollama_convert;
+mod ollama_error;
+mod ollama_models;
+mod ollama_reply;
 mod openapi;
 mod page;
 mod params;
@@ -41,6 +50,7 @@ use axum::Router;
 use axum::http::StatusCode;
 
 pub(crate) use self::app::{App, Endpoints, now};
+pub(crate) use self::ollama_error::errors as ollama_errors;
 pub use self::renderer::{Render, RenderError};
 pub(crate) use crate::artifact::Artifact;
 pub(crate) use crate::error::{ApiError, stopping};
@@ -51,8 +61,11 @@ const ENDPOINTS: &[fn() -> Endpoints] = &[
     compare::endpoints,
     completions::endpoints,
     embeddings::endpoints,
+    llama::endpoints,
     messages::endpoints,
     models::endpoints,
+    ollama::endpoints,
+    ollama_models::endpoints,
     page::endpoints,
     responses::endpoints,
     status::endpoints,
@@ -61,21 +74,24 @@ const ENDPOINTS: &[fn() -> Endpoints] = &[
 ];
 
 /// Paths that need no key: they tell nothing of a client.
-pub(crate) const PUBLIC: &[&str] = &["/", "/health", "/v1/health", "/models", "/v1/models", "/openapi.json"];
+pub(crate) const PUBLIC: &[&str] =
+    &["/", "/health", "/v1/health", "/models", "/v1/models", "/openapi.json", "/api/version", "/api/tags"];
 
 /// Makes the routes.
 pub(crate) fn routes() -> Router<Arc<App>> {
     let endpoints = ENDPOINTS.iter().fold(openapi::undescribed(), |all, endpoints| all.merge(endpoints()));
-    let (routes, _) = openapi::described(endpoints).split_for_parts();
+    let (routes, described) = openapi::described(endpoints).split_for_parts();
+    let mut paths: Vec<&str> =
+        described.paths.paths.keys().map(String::as_str).chain(["/", "/openapi.json"]).collect();
+    paths.sort_unstable();
+    let message: Arc<str> = format!("expected one of the paths {}, got another", paths.join(", ")).into();
+    let unknown_path = move || std::future::ready(unknown_path(&message));
     routes.fallback(unknown_path).method_not_allowed_fallback(wrong_method)
 }
 
-async fn unknown_path() -> ApiError {
-    ApiError::new(
-        StatusCode::NOT_FOUND,
-        "not_found_error",
-        "expected a path of the API, got another; see the documentation",
-    )
+/// Makes the error of a path that there is not.
+fn unknown_path(message: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
 }
 
 async fn wrong_method() -> ApiError {

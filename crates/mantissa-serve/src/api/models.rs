@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::routing::get;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
@@ -42,6 +43,9 @@ struct Meta {
     kv: String,
     /// True if the model has a chat template.
     chat: bool,
+    /// Sampling that the model recommends, for what a request does not set.
+    #[schema(value_type = Object)]
+    sampling: Map<String, Value>,
 }
 
 impl Model {
@@ -59,12 +63,28 @@ impl Model {
                 weights: artifact.formats(),
                 kv: artifact.kv.clone(),
                 chat: artifact.tokenizer.chat_template().is_some(),
+                sampling: artifact.sampling_stated(),
             },
         }
     }
 }
 
 impl Artifact {
+    /// Sampling that the model recommends, by the names of the fields of a request.
+    pub(crate) fn sampling_stated(&self) -> Map<String, Value> {
+        let given = self.sampling;
+        // As a decimal fraction of few digits, not as the f64 that the f32 is.
+        let float = |x: f32| x.to_string().parse::<f64>().map_or(Value::Null, Value::from);
+        let all = [
+            ("temperature", given.temperature.map(float)),
+            ("top_k", given.top_k.map(Value::from)),
+            ("top_p", given.top_p.map(float)),
+            ("min_p", given.min_p.map(float)),
+            ("repetition_penalty", given.repetition.map(float)),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+
     /// Formats of the linear layers, the most frequent first.
     pub(crate) fn formats(&self) -> Vec<String> {
         let mut counts: Vec<(usize, String)> = Vec::new();
@@ -107,6 +127,6 @@ pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Model>, ApiError> {
-    let artifact = app.artifact(Some(&name))?;
+    let artifact = app.named(&name)?;
     Ok(Json(Model::of(&artifact, &app)))
 }

@@ -1,8 +1,8 @@
-//! `/`: the page, one file without any other origin.
+//! `/`: the page, one file without any other origin; for other clients than browsers a line of text.
 
 use std::sync::LazyLock;
 
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use sha2::{Digest, Sha256};
@@ -36,8 +36,15 @@ pub(super) fn endpoints() -> Endpoints {
     Endpoints::new().route("/", get(page))
 }
 
-/// Returns the page.
-pub(crate) async fn page() -> Response {
+/// Text by which clients of Ollama's API know that a server is there.
+const RUNNING: &str = "Ollama is running";
+
+/// Returns the page to a browser, and to other clients a text that those of Ollama's API look for.
+pub(crate) async fn page(headers: HeaderMap) -> Response {
+    let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    if !accepts.into_iter().any(|types| types.contains("text/html")) {
+        return RUNNING.into_response();
+    }
     let mut response = Html(PAGE).into_response();
     if let Ok(policy) = HeaderValue::from_str(&POLICY) {
         response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use mantissa_model::{Sampler, Sampling};
+use mantissa_model::{Sampler, Sampling, SamplingDefaults};
 use mantissa_runtime::Request;
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -25,8 +25,9 @@ pub(crate) enum Stop {
 /// Fields of sampling, which all endpoints that generate share.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Sampled {
-    /// Largest number of new tokens. If absent, 16 for completions, else as many as the context holds.
-    pub(crate) max_tokens: Option<u32>,
+    /// Largest number of new tokens; -1 for as many as the context holds. If absent, 16 for completions, else as with -1.
+    #[schema(minimum = -1)]
+    pub(crate) max_tokens: Option<i64>,
     #[schema(minimum = 0, maximum = 2)]
     pub(crate) temperature: Option<f32>,
     #[schema(minimum = 0, maximum = 1)]
@@ -61,6 +62,12 @@ pub(crate) struct Sampled {
     /// Number of most probable tokens to report with each token, as the endpoint reads it.
     #[serde(skip)]
     pub(crate) logprobs: Option<u32>,
+    /// Sampling where neither the request nor the model says how, as the endpoint's users expect it.
+    #[serde(skip)]
+    pub(crate) usual: SamplingDefaults,
+    /// Longest sequence, where the request limits it.
+    #[serde(skip)]
+    pub(crate) context: Option<usize>,
 }
 
 /// Checked options of sampling.
@@ -79,6 +86,7 @@ pub(crate) struct Params {
     stop_tokens: Vec<u32>,
     bias: Vec<(u32, f32)>,
     max_tokens: Option<usize>,
+    context: Option<usize>,
     ignore_eos: bool,
     deadline: Instant,
     most: usize,
@@ -100,14 +108,19 @@ impl Sampled {
     /// # Errors
     /// A status of 400 that names the field.
     pub(crate) fn check(self, limits: &Limits, artifact: &Artifact, random: u64) -> Result<Params, ApiError> {
-        let temperature = within("temperature", self.temperature, 1.0, 0.0, 2.0)?;
+        let default = artifact.sampling.or(self.usual);
+        let temperature =
+            within("temperature", self.temperature, default.temperature.unwrap_or(1.0), 0.0, 2.0)?;
         // 0 keeps one token.
-        let top_p = within("top_p", self.top_p, 1.0, 0.0, 1.0)?.max(f32::MIN_POSITIVE);
+        let top_p =
+            within("top_p", self.top_p, default.top_p.unwrap_or(1.0), 0.0, 1.0)?.max(f32::MIN_POSITIVE);
         let vocabulary = artifact.model.config().vocab_size;
-        let top_k = match self.top_k.unwrap_or(0) {
-            -1 => 0,
-            k if (0..=vocabulary as i64).contains(&i64::from(k)) => k as usize,
-            k => return Err(ApiError::field("top_k", k, &format!("-1 or 0 (all) to {vocabulary}"))),
+        let top_k = match self.top_k {
+            // More than all are all.
+            None => default.top_k.unwrap_or(0).min(vocabulary),
+            Some(-1) => 0,
+            Some(k) if (0..=vocabulary as i64).contains(&i64::from(k)) => k as usize,
+            Some(k) => return Err(ApiError::field("top_k", k, &format!("-1 or 0 (all) to {vocabulary}"))),
         };
         let n = self.n.unwrap_or(1) as usize;
         if n == 0 || n > limits.choices {
@@ -118,10 +131,11 @@ impl Sampled {
             let allowed = format!("0 to {}", limits.logprobs);
             return Err(ApiError::field("logprobs", logprobs.unwrap_or(0), &allowed));
         }
-        let min_p = within("min_p", self.min_p, 0.0, 0.0, 1.0)?;
+        let min_p = within("min_p", self.min_p, default.min_p.unwrap_or(0.0), 0.0, 1.0)?;
         let presence = within("presence_penalty", self.presence_penalty, 0.0, -2.0, 2.0)?;
         let frequency = within("frequency_penalty", self.frequency_penalty, 0.0, -2.0, 2.0)?;
-        let repetition = within("repetition_penalty", self.repetition_penalty, 1.0, 0.01, 10.0)?;
+        let usual = default.repetition.unwrap_or(1.0);
+        let repetition = within("repetition_penalty", self.repetition_penalty, usual, 0.01, 10.0)?;
         let seed = self.seed.map_or(random, i64::cast_unsigned);
         let stop_tokens = self.stop_token_ids.unwrap_or_default();
         if stop_tokens.len() > limits.biases {
@@ -130,7 +144,8 @@ impl Sampled {
         }
         check_tokens(artifact, "stop_token_ids", &stop_tokens)?;
         let min_tokens = self.min_tokens.unwrap_or(0) as usize;
-        let most = self.max_tokens.map_or(limits.new_tokens, |n| n as usize);
+        let max_tokens = new_tokens(self.max_tokens)?;
+        let most = max_tokens.unwrap_or(limits.new_tokens);
         if min_tokens > most {
             return Err(ApiError::field(
                 "min_tokens",
@@ -158,11 +173,24 @@ impl Sampled {
             min_tokens,
             stop_tokens,
             bias: biases(self.logit_bias, limits, vocabulary)?,
-            max_tokens: self.max_tokens.map(|n| n as usize),
+            max_tokens,
+            context: self.context,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             deadline: limits.deadline(),
             most: limits.new_tokens,
         })
+    }
+}
+
+/// Reads a number of new tokens: -1 stands for any number.
+fn new_tokens(given: Option<i64>) -> Result<Option<usize>, ApiError> {
+    match given {
+        Some(-1) => Ok(Some(usize::MAX)),
+        Some(n) => match usize::try_from(n) {
+            Ok(n) => Ok(Some(n)),
+            Err(_) => Err(ApiError::field("max_tokens", n, "at least 1, or -1 (until the end)")),
+        },
+        None => Ok(None),
     }
 }
 
@@ -218,6 +246,11 @@ fn biases(
 }
 
 impl Params {
+    /// Largest number of new tokens; -1 for any.
+    pub(crate) fn new_tokens(&self) -> i64 {
+        self.max_tokens.and_then(|tokens| i64::try_from(tokens).ok()).unwrap_or(-1)
+    }
+
     /// Time at which the request ends.
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
@@ -238,6 +271,7 @@ impl Params {
         if prompt.is_empty() {
             return Err(ApiError::field("prompt", "no tokens", "at least one token"));
         }
+        let context = context.min(self.context.unwrap_or(usize::MAX));
         let room = context.saturating_sub(prompt.len());
         if room == 0 {
             let message = format!(
@@ -248,7 +282,7 @@ impl Params {
         }
         let wanted = self.max_tokens.or(default).unwrap_or(usize::MAX);
         if wanted == 0 && self.prompt_logprobs.is_none() {
-            return Err(ApiError::field("max_tokens", 0, "at least 1"));
+            return Err(ApiError::field("max_tokens", 0, "at least 1, or -1 (until the end)"));
         }
         // Each choice has a stream of its own.
         let sampling = Sampling { seed: self.sampling.seed.wrapping_add(choice as u64), ..self.sampling };

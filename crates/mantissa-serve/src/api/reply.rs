@@ -1,5 +1,7 @@
 //! Parts of a reply that all APIs share.
 
+use crate::text::Times;
+
 /// Tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
@@ -11,6 +13,7 @@ pub(crate) struct Usage {
     pub(crate) new: usize,
     /// Generated tokens of thoughts.
     pub(crate) thought: usize,
+    pub(crate) times: Times,
 }
 
 /// Reason for the end of a reply.

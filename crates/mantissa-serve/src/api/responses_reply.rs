@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn items_open_and_close_in_turn() {
-        let usage = Usage { prompt: 70, cached: 64, new: 9, thought: 2 };
+        let usage = Usage { prompt: 70, cached: 64, new: 9, thought: 2, ..Usage::default() };
         let mut reply = ResponsesReply::new(3, "a", "m", 7, &json!({ "input": "Hi", "temperature": 0.5 }));
         let mut events = reply.start(usage);
         for piece in [

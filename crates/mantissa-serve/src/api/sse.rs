@@ -1,4 +1,4 @@
-//! Server-sent events: a response that is written while it is made.
+//! Streams: a response that is written while it is made, as server-sent events or as lines of JSON.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -56,22 +56,39 @@ pub(crate) struct Event {
     data: String,
 }
 
+/// Form of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Server-sent events.
+    Events,
+    /// A JSON value on each line.
+    Lines,
+}
+
 /// Sender of the events of a response.
 #[derive(Debug)]
 pub(crate) struct Events {
     sender: mpsc::Sender<Bytes>,
     write_time: Duration,
+    framing: Framing,
 }
 
 impl Events {
     /// Sends an event with a JSON value.
     pub(crate) async fn send(&self, value: &impl Serialize) -> Result<(), Gone> {
         let json = serde_json::to_string(value).map_err(|_| Gone)?;
-        self.write(format!("data: {json}\n\n")).await
+        self.write(match self.framing {
+            Framing::Events => format!("data: {json}\n\n"),
+            Framing::Lines => json + "\n",
+        })
+        .await
     }
 
-    /// Sends an event with its name and a JSON value.
+    /// Sends an event with its name and a JSON value. Lines, and events whose name is empty, have no name.
     pub(crate) async fn named(&self, name: &str, value: &impl Serialize) -> Result<(), Gone> {
+        if name.is_empty() || self.framing == Framing::Lines {
+            return self.send(value).await;
+        }
         let json = serde_json::to_string(value).map_err(|_| Gone)?;
         self.write(format!("event: {name}\ndata: {json}\n\n")).await
     }
@@ -106,13 +123,24 @@ where
     W: FnOnce(Events) -> F,
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
+    respond_as(Framing::Events, write_time, work)
+}
+
+/// Responds with the values that `work` sends, in the form `framing`. It is dropped as soon as the client has gone.
+pub(crate) fn respond_as<W, F>(framing: Framing, write_time: Duration, work: W) -> Response
+where
+    W: FnOnce(Events) -> F,
+    F: Future<Output = Result<(), Gone>> + Send + 'static,
+{
     let (sender, receiver) = mpsc::channel(WAITING);
-    let work = work(Events { sender: sender.clone(), write_time });
+    let work = work(Events { sender: sender.clone(), write_time, framing });
     tokio::spawn(async move {
         let watch = async {
             while tokio::time::timeout(QUIET, sender.closed()).await.is_err() {
-                // A full channel has events to send.
-                let _ = sender.try_send(Bytes::from_static(b": waiting\n\n"));
+                // A full channel has events to send; lines have no comments.
+                if framing == Framing::Events {
+                    let _ = sender.try_send(Bytes::from_static(b": waiting\n\n"));
+                }
             }
         };
         tokio::select! {
@@ -122,7 +150,11 @@ where
     });
     let mut response = Response::new(Body::new(Channel(receiver)));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    let kind = match framing {
+        Framing::Events => "text/event-stream",
+        Framing::Lines => "application/x-ndjson",
+    };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }

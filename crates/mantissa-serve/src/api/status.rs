@@ -8,11 +8,13 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Json};
+use mantissa_model::Sampling;
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
-use super::{ApiError, App, Artifact, Endpoints, stopping};
+use super::{ApiError, App, Artifact, Endpoints, llama, llama_convert, stopping};
 use crate::engine::{Caller, SlotState};
 
 /// Health of the server.
@@ -65,6 +67,10 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
 pub(crate) struct Slot {
     /// Model that runs it.
     model: String,
+    /// Longest sequence.
+    n_ctx: usize,
+    /// True: only sequences at work are listed.
+    is_processing: bool,
     #[serde(flatten)]
     state: SlotState,
 }
@@ -81,10 +87,14 @@ pub(crate) async fn slots(
 ) -> Json<Vec<Slot>> {
     let of = |artifact: &Arc<Artifact>| {
         let model = artifact.name.clone();
+        let n_ctx = artifact.engine.runtime().context;
         let slots = artifact.engine.load().slots.into_iter();
-        slots
-            .filter(|slot| slot.client == caller.client)
-            .map(move |state| Slot { model: model.clone(), state })
+        slots.filter(|slot| slot.client == caller.client).map(move |state| Slot {
+            model: model.clone(),
+            n_ctx,
+            is_processing: true,
+            state,
+        })
     };
     Json(app.artifacts.iter().flat_map(of).collect())
 }
@@ -96,6 +106,10 @@ pub(crate) struct Props {
     /// Seconds since 1970 at the start.
     started: u64,
     models: Vec<ModelProps>,
+    /// The first model as llama.cpp's server describes its own: settings of `/completion`, places, template.
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    first: Map<String, Value>,
 }
 
 /// Settings and load of a model.
@@ -126,6 +140,31 @@ struct ModelProps {
     chat_template: Option<String>,
 }
 
+/// Describes a model as llama.cpp's server describes its own.
+fn described(artifact: &Artifact) -> Map<String, Value> {
+    let runtime = artifact.engine.runtime();
+    let sampling = artifact.sampling.or(llama_convert::USUAL).over(Sampling::default());
+    let params = llama::settings(&sampling, runtime.context);
+    let all = [
+        ("default_generation_settings", json!({ "n_ctx": runtime.context, "params": params })),
+        ("total_slots", json!(runtime.sequences)),
+        ("model_alias", json!(artifact.name)),
+        ("model_path", json!(artifact.name)),
+        ("chat_template", json!(artifact.tokenizer.chat_template().unwrap_or_default())),
+        ("bos_token", json!(special(artifact, "bos_token"))),
+        ("eos_token", json!(special(artifact, "eos_token"))),
+        ("modalities", json!({ "vision": false, "audio": false })),
+        ("build_info", json!(concat!("mantissa ", env!("CARGO_PKG_VERSION")))),
+        ("is_sleeping", json!(false)),
+    ];
+    all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Text of a special token, or nothing.
+fn special<'a>(artifact: &'a Artifact, name: &str) -> &'a str {
+    artifact.tokenizer.special_tokens().get(name).map_or("", String::as_str)
+}
+
 /// Tells the settings and the load.
 #[utoipa::path(
     get,
@@ -151,5 +190,6 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Props> {
         }
     };
     let models = app.artifacts.iter().map(of).collect();
-    Json(Props { version: env!("CARGO_PKG_VERSION"), started: app.started, models })
+    let first = app.artifacts.first().map(|artifact| described(artifact)).unwrap_or_default();
+    Json(Props { version: env!("CARGO_PKG_VERSION"), started: app.started, models, first })
 }

@@ -12,7 +12,7 @@ use super::chat::ChatRequest;
 use super::generate::submit;
 use super::preparation::prepare;
 use super::reply::{End, Usage};
-use super::sse::{self, Cut, Events, Gone};
+use super::sse::{self, Cut, Events, Framing, Gone};
 use super::{ApiError, App};
 use crate::engine::{Caller, Job, Progress, Stream};
 use crate::tools::Piece;
@@ -24,6 +24,9 @@ pub(super) type Named = Vec<(&'static str, Value)>;
 pub(super) trait Reply: Send + 'static {
     /// True if its beginning does not tell how much of the prompt was cached, so that it need not wait for the first part.
     const EARLY: bool;
+
+    /// Form of its stream.
+    const FRAMING: Framing = Framing::Events;
 
     /// Returns the events of the beginning.
     fn start(&mut self, usage: Usage) -> Named;
@@ -69,11 +72,26 @@ pub(super) async fn answer<R: Reply>(
     streams: bool,
     reply: impl FnOnce(&Answer) -> R,
 ) -> Result<Response, ApiError> {
-    let (answer, jobs) = check(app, caller, chat).await?;
+    let checked = check(app, caller, chat).await?;
+    answer_checked(app, caller, checked, streams, reply).await
+}
+
+/// Answers a request that was checked; `reply` makes the form of the reply.
+///
+/// # Errors
+/// A request that is not queued, or whose job fails before anything is sent.
+pub(super) async fn answer_checked<R: Reply>(
+    app: &Arc<App>,
+    caller: Caller,
+    (answer, jobs): (Answer, Vec<Job>),
+    streams: bool,
+    reply: impl FnOnce(&Answer) -> R,
+) -> Result<Response, ApiError> {
     let reply = reply(&answer);
     let stream = submit(app, &answer.plan.artifact, jobs, caller)?;
     if streams {
-        return Ok(sse::respond(app.limits.write_time, |events| send(answer, reply, stream, events)));
+        let work = |events| send(answer, reply, stream, events);
+        return Ok(sse::respond_as(R::FRAMING, app.limits.write_time, work));
     }
     Ok(Json(collect(&answer, reply, stream).await?).into_response())
 }

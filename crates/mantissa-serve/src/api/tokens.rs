@@ -26,6 +26,8 @@ pub(crate) struct TokenizeRequest {
     prompt: Option<String>,
     /// True to add the tokens that begin a text.
     add_special: Option<bool>,
+    /// True to read the names of special tokens as those tokens, which is what happens.
+    parse_special: Option<bool>,
     /// True to return the text of each token too.
     with_pieces: Option<bool>,
 }
@@ -72,6 +74,13 @@ pub(crate) async fn tokenize(
     Body(request, bytes): Body<TokenizeRequest>,
 ) -> Result<Json<TokenizeResponse>, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
+    if request.parse_special == Some(false) {
+        return Err(ApiError::field(
+            "parse_special",
+            false,
+            "true: names of special tokens are those tokens",
+        ));
+    }
     let work = move |app: &Preparation| {
         let Some(text) = request.content.or(request.prompt) else {
             return Err(ApiError::field("content", "nothing", "a string"));

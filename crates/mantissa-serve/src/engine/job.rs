@@ -36,6 +36,8 @@ impl Job {
 /// News of one job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
+    /// Its sequence has been begun.
+    Begun,
     /// News of its sequence before its end.
     News(EventKind),
     /// How much of the prompt has been computed, if asked for.

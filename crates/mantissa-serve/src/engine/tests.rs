@@ -65,7 +65,7 @@ fn end(stream: &mut Stream) -> (Vec<u32>, Update) {
     loop {
         match stream.updates.blocking_recv() {
             Some((_, Update::News(EventKind::Token { token, .. }))) => tokens.push(token),
-            Some((_, Update::News(EventKind::Started { .. }))) => {}
+            Some((_, Update::Begun | Update::News(EventKind::Started { .. }))) => {}
             Some((_, update)) => return (tokens, update),
             None => panic!("no end"),
         }

@@ -313,6 +313,7 @@ impl<'m> Worker<'m> {
                 metrics.queue_seconds.observe(now.duration_since(pending.arrived).as_secs_f64());
                 metrics.prompt_tokens.inc_by(prompt as u64);
                 let charged = pending.reported.tokens.len();
+                pending.send(Update::Begun);
                 let mut state = self.shared.lock();
                 state.queue.charge(pending.caller, prompt);
                 state.working = self.active.len() + 1;

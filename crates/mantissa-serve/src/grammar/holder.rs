@@ -347,8 +347,21 @@ fn clean(message: &str) -> String {
     if message.starts_with("panic:") {
         return "a grammar that the compiler cannot handle, such as a bound or a count beyond 2^53".into();
     }
-    limits::shorten(message)
+    match message.contains(UNKNOWN_FORMAT) {
+        true => {
+            let what: String = limits::shorten(message).chars().take(150).collect();
+            format!("{what}; formats: {}", FORMATS.join(", "))
+        }
+        false => limits::shorten(message),
+    }
 }
+
+/// Words of the parser about a `format` of a schema that it does not know.
+const UNKNOWN_FORMAT: &str = "Unknown format";
+
+/// Values of `format` in a schema that the parser knows.
+pub(super) const FORMATS: [&str; 10] =
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 
 /// Processor time of the process.
 fn processor_time() -> Duration {

@@ -242,3 +242,17 @@ fn compiled_grammars_are_kept_by_client_and_independent() {
     assert!(other.is_ok());
     assert_eq!(grammars.grammars.kept_count(), 2, "nobody sees what another client has compiled");
 }
+
+#[test]
+fn an_unknown_format_is_answered_by_the_known_ones() {
+    let grammars = grammars();
+    let schema = |format: &str| Grammar::JsonSchema(json!({ "type": "string", "format": format }));
+    for format in holder::FORMATS {
+        assert!(grammars.compile(&schema(format)).is_ok(), "{format}");
+    }
+    let error = grammars.compile(&schema("zip-code")).err().unwrap().to_string();
+    assert!(error.contains("zip-code") && error.ends_with(&holder::FORMATS.join(", ")), "{error}");
+    // However long what the client wrote is.
+    let error = grammars.compile(&schema(&"x".repeat(5000))).err().unwrap().to_string();
+    assert!(error.len() < 600 && error.ends_with(&holder::FORMATS.join(", ")), "{error}");
+}

@@ -5,17 +5,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::cors::{Cors, is_loopback_host};
+use super::ended::Ended;
 use super::keys::Keys;
-use crate::api::{ApiError, App, PUBLIC};
+use crate::api::{ApiError, App, PUBLIC, notes};
 use crate::engine::{Caller, Client};
 
 /// Time before a client is told that too many of its requests wait.
 const REFUSAL: Duration = Duration::from_millis(100);
+
+/// Header of the requests that the page makes without being asked to.
+const PAGE_POLLS: &str = "x-mantissa-page";
 
 /// Address of the client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -43,24 +47,40 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Counts and logs every response, without what the request says.
+/// Counts every response, and logs it when its last byte is written, without what the request says. The page's own looks at
+/// the load are counted only.
 pub(super) async fn observe(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     let begin = Instant::now();
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    // The page asks for the load each second.
+    let polls = method == Method::GET && request.headers().contains_key(PAGE_POLLS);
     let shared = access.cors.headers(request.headers());
-    let mut response = match access.cors.preflight(&request) {
-        Some(response) => response,
-        None => next.run(request).await,
+    let (mut response, notes) = match access.cors.preflight(&request) {
+        Some(response) => (response, Vec::new()),
+        None => notes::with_notes(next.run(request)).await,
     };
+    for note in notes.iter().filter(|note| access.app.logged.is_new(note)) {
+        (access.log)(note);
+    }
+    if let Some(value) = notes::header(&notes) {
+        response.headers_mut().insert(notes::HEADER, value);
+    }
     if response.status() == StatusCode::TOO_MANY_REQUESTS {
         // A client that does not wait as it is told would take the machine with refusals.
         tokio::time::sleep(REFUSAL).await;
     }
     let status = response.status().as_u16();
     access.app.metrics.request(&path, status);
-    let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
-    (access.log)(&format!("{method} {path} {status} {milliseconds:.1} ms"));
+    if !(polls && response.status().is_success()) {
+        let log = Arc::clone(&access.log);
+        let tell = move |whole: bool| {
+            let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
+            let left = if whole || method == Method::HEAD { "" } else { ", client left" };
+            log(&format!("{method} {path} {status} {milliseconds:.1} ms{left}"));
+        };
+        response = response.map(|body| Ended::body(body, tell));
+    }
     secure(response.headers_mut());
     for (name, value) in shared {
         response.headers_mut().insert(name, value);

@@ -1,6 +1,7 @@
 //! Connections: limits, timeouts, keys, headers, and the end of the server.
 
 mod cors;
+mod ended;
 mod io;
 mod keys;
 mod middleware;

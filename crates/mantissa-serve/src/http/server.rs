@@ -9,13 +9,13 @@ use std::{fmt, io};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use mantissa_model::{LoadError, Tokenizer};
+use mantissa_model::{LoadError, SamplingDefaults, Tokenizer};
 use mantissa_runtime::{FastModel, RuntimeOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -27,7 +27,7 @@ use super::cors::Cors;
 use super::io::Timed;
 use super::keys::Keys;
 use super::middleware::{Access, Peer, admit, observe};
-use crate::api::{ApiError, App, Render, routes};
+use crate::api::{ApiError, App, Render, ollama_errors, routes};
 use crate::artifact::Artifact;
 use crate::engine::{Engine, EngineOptions, Failure, Turns};
 use crate::metrics::Metrics;
@@ -71,6 +71,8 @@ pub struct Loaded {
     pub draft: Option<FastModel>,
     /// Scheme of the KV cache.
     pub kv: String,
+    /// Sampling that the model recommends, for what a request does not set.
+    pub sampling: SamplingDefaults,
     /// Sizes of the session.
     pub runtime: RuntimeOptions,
 }
@@ -133,7 +135,7 @@ impl Server {
     /// # Errors
     /// As [`Engine::start`].
     pub fn add(&mut self, loaded: Loaded) -> Result<(), LoadError> {
-        let Loaded { name, tokenizer, model, draft, kv, runtime } = loaded;
+        let Loaded { name, tokenizer, model, draft, kv, sampling, runtime } = loaded;
         let (model, draft) = (Arc::new(model), draft.map(Arc::new));
         let clients = self.keys.as_ref().map_or(1, Keys::len);
         let queue = self.options.queue;
@@ -150,7 +152,7 @@ impl Server {
             metrics: self.metrics.engine(&name),
         };
         let engine = Engine::start(Arc::clone(&model), draft, options)?;
-        let artifact = Artifact { name, tokenizer, model, kv, engine };
+        let artifact = Artifact { name, tokenizer, model, kv, sampling, engine };
         artifact.state_precision(&self.metrics);
         self.artifacts.push(Arc::new(artifact));
         Ok(())
@@ -260,6 +262,7 @@ fn router(access: Arc<Access>) -> Router {
     routes()
         .layer(CatchPanicLayer::custom(|_| ApiError::failed(&Failure::Panicked).into_response()))
         .layer(from_fn_with_state(Arc::clone(&access), admit))
+        .layer(from_fn(ollama_errors))
         .layer(from_fn_with_state(access, observe))
         .with_state(app)
 }

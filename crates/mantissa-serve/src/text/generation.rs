@@ -1,5 +1,7 @@
 //! Text of the choices of one request, from the updates of an engine.
 
+use std::time::{Duration, Instant};
+
 use mantissa_model::{DecodeStream, StopReason, Tokenizer};
 use mantissa_runtime::EventKind;
 
@@ -14,6 +16,17 @@ pub(crate) enum Finish {
     Stop(Option<String>),
     /// The token limit, the context or the time limit.
     Length,
+}
+
+/// Times of a request at work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// Time at which it was begun.
+    pub(crate) begun: Option<Instant>,
+    /// From there to the first token.
+    pub(crate) prompt: Duration,
+    /// From the first token to the last.
+    pub(crate) new: Duration,
 }
 
 /// A token with its probability.
@@ -92,6 +105,10 @@ pub(crate) struct Generation<'t> {
     choices: Vec<Choice<'t>>,
     open: usize,
     cached: usize,
+    /// Times at which the first choice was begun, and of its first token and the last one of all.
+    begun: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
     /// Special tokens that stand in the text by their names.
     markers: Vec<(u32, &'static str)>,
 }
@@ -136,6 +153,9 @@ impl<'t> Generation<'t> {
             open: choices.len(),
             choices,
             cached: 0,
+            begun: None,
+            first: None,
+            last: None,
             markers,
         })
     }
@@ -154,6 +174,15 @@ impl<'t> Generation<'t> {
     /// Tokens of the prompts that were not computed, because another sequence had them.
     pub(crate) fn cached(&self) -> usize {
         self.cached
+    }
+
+    /// Times so far.
+    pub(crate) fn times(&self) -> Times {
+        let between = |from: Option<Instant>, to: Option<Instant>| {
+            from.zip(to).map_or(Duration::ZERO, |(from, to)| to.duration_since(from))
+        };
+        let (prompt, new) = (between(self.begun, self.first), between(self.first, self.last));
+        Times { begun: self.begun, prompt, new }
     }
 
     /// Waits for the next piece that has text, probabilities, progress or an end; `None` when all choices have ended.
@@ -182,7 +211,14 @@ impl<'t> Generation<'t> {
                     self.choices[index].prompt.push(info);
                     None
                 }
+                Update::Begun => {
+                    self.begun.get_or_insert_with(Instant::now);
+                    None
+                }
                 Update::News(EventKind::Token { token, logprob, top }) => {
+                    let now = Instant::now();
+                    self.first.get_or_insert(now);
+                    self.last = Some(now);
                     self.token(index, token, logprob, &top)?
                 }
                 // Vectors, and kinds that the engine reports as failures.

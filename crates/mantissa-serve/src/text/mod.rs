@@ -5,7 +5,7 @@ mod stops;
 
 use mantissa_model::{TokenText, TokenTexts, Tokenizer, TokenizerError};
 
-pub(crate) use self::generation::{Delta, Finish, Generation, TokenInfo};
+pub(crate) use self::generation::{Delta, Finish, Generation, Times, TokenInfo};
 pub(crate) use self::stops::Stops;
 
 /// Text of one token as it stands within a text.

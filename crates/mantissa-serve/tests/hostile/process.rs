@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mantissa_model::{Tokenizer, chat};
+use mantissa_model::{SamplingDefaults, Tokenizer, chat};
 use mantissa_runtime::{FastModel, RuntimeOptions};
 use mantissa_serve::grammar::Confinement;
 use mantissa_serve::{Keys, Loaded, Options, Render, RenderError, Server as Served};
@@ -55,6 +55,7 @@ pub fn serve() -> ExitCode {
             model: FastModel::load(&files, 2).unwrap(),
             draft: None,
             kv: "f16".into(),
+            sampling: SamplingDefaults::default(),
             runtime: RuntimeOptions::batch(8, 512),
         };
         server.add(loaded).unwrap();

@@ -95,7 +95,7 @@ fn endless() -> String {
 /// 2048 texts for embedding.
 fn texts() -> String {
     let text = "the quick brown fox jumps over the lazy dog and ".repeat(8);
-    json!({ "input": vec![text; 2048] }).to_string()
+    json!({ "model": "demo", "input": vec![text; 2048] }).to_string()
 }
 
 fn long_text() -> String {
@@ -117,6 +117,10 @@ pub fn rows() -> Vec<Row> {
         get("models", "/v1/models"),
         Row { statuses: &[404], ..get("a model", "/v1/models/{name}") },
         get("description", "/openapi.json"),
+        get("ollama: version", "/api/version"),
+        get("ollama: models", "/api/tags"),
+        get("ollama: models in memory", "/api/ps"),
+        row("ollama: a model", "/api/show", &[404], || json!({ "model": "x".repeat(100_000) }).to_string()),
     ]);
     all
 }
@@ -182,6 +186,9 @@ fn deep() -> Vec<Row> {
         }),
         row("deep: responses", "/v1/responses", BAD, || {
             format!("{{\"input\":{}}}", nested("[", "", "]", DEEP))
+        }),
+        row("deep: ollama", "/api/chat", BAD, || {
+            format!("{{\"model\":\"demo\",\"messages\":[],\"options\":{}}}", nested("[", "", "]", DEEP))
         }),
         row("deep: anthropic", "/v1/messages", BAD, || {
             format!("{{\"max_tokens\":1,\"messages\":{}}}", nested("[", "", "]", DEEP))
@@ -262,6 +269,16 @@ fn greedy() -> Vec<Row> {
                 json!({ "prompt": "Once", "model": "demo", "other": "other", "max_tokens": 80, "ignore_eos": true }).to_string()
             })
         },
+        row("greedy: llama.cpp prompts", "/completion", ANY, || {
+            json!({ "prompt": vec!["word ".repeat(100); 64], "n_predict": -1, "n_probs": 20, "ignore_eos": true }).to_string()
+        }),
+        row("greedy: ollama prompt", "/api/generate", ANY, || {
+            json!({ "model": "demo", "prompt": long_text(), "options": { "num_predict": -1, "num_ctx": 1_000_000 } }).to_string()
+        }),
+        row("greedy: ollama embeddings", "/api/embed", ANY, texts),
+        row("greedy: ollama old embedding", "/api/embeddings", BAD, || {
+            json!({ "model": "demo", "prompt": long_text() }).to_string()
+        }),
         row("greedy: tokenize", "/tokenize", ANY, || json!({ "content": long_text() }).to_string()),
         row("greedy: one word", "/tokenize", ANY, || json!({ "content": "a".repeat(900_000) }).to_string()),
         row("greedy: detokenize", "/detokenize", ANY, || json!({ "tokens": vec![5; 250_000] }).to_string()),

@@ -62,6 +62,7 @@ fn a_message_at_fault_is_named() {
         (json!([{"role": "user"}]), "messages[0].content"),
         (json!([{"role": "user", "content": 3}]), "messages[0].content"),
         (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
+        (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
         (json!([{"content": "x"}]), "messages[0]"),
         (json!("hello"), "messages"),
     ] {

@@ -88,7 +88,8 @@ fn a_comparison_at_fault_is_named() {
 #[test]
 fn the_page_comes_from_this_server_alone() {
     let server = plain();
-    let reply = server.get("/");
+    let reply = server
+        .raw(b"GET / HTTP/1.1\r\nhost: localhost\r\naccept: text/html,*/*\r\nconnection: close\r\n\r\n");
     assert_eq!(reply.status, 200);
     assert!(reply.header("content-type").unwrap().starts_with("text/html"));
     let policy = reply.header("content-security-policy").unwrap();

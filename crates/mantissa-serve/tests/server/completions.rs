@@ -165,7 +165,7 @@ fn fields_are_honoured_or_refused() {
         ("/v1/messages", &chat, "mcp_servers", json!([{"name": "x"}])),
         ("/v1/messages", &chat, "guided_json", json!({"type": "object"})),
         ("/v1/responses", &json!({"input": "A", "max_output_tokens": 1}), "top_logprobs", json!(2)),
-        ("/tokenize", &json!({"content": "A"}), "parse_special", json!(true)),
+        ("/tokenize", &json!({"content": "A"}), "parse_special", json!(false)),
     ];
     for (path, ask, field, value) in rows {
         let mut ask = ask.clone();

@@ -56,7 +56,7 @@ fn answers_have_the_form_that_was_asked_for() {
     for seed in 0..8 {
         let temperature = [0.0, 0.7, 1.0, 2.0][seed % 4];
         for form in [
-            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "a", "schema": schema() } } }),
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "a", "description": "An animal", "strict": true, "schema": schema() } } }),
             json!({ "json_schema": schema() }),
             json!({ "structured_outputs": { "json": schema() } }),
         ] {

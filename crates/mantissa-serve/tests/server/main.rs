@@ -6,6 +6,8 @@ mod compare;
 mod completions;
 mod forms;
 mod hostile;
+mod llama;
+mod ollama;
 mod reasoning;
 mod scheduling;
 mod support;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mantissa_model::{Tokenizer, chat};
+use mantissa_model::{SamplingDefaults, Tokenizer, chat};
 use mantissa_runtime::{FastModel, RuntimeOptions};
 use mantissa_serve::grammar::Confinement;
 use mantissa_serve::{Cors, Keys, Loaded, Options, Render, RenderError, Server, Turns};
@@ -42,6 +42,8 @@ pub struct Setup {
     pub cors: &'static [&'static str],
     /// Chat template instead of the model's.
     pub template: Option<&'static str>,
+    /// Sampling that the model recommends.
+    pub sampling: SamplingDefaults,
 }
 
 impl Default for Setup {
@@ -53,6 +55,7 @@ impl Default for Setup {
             names: &["demo"],
             cors: &[],
             template: None,
+            sampling: SamplingDefaults::default(),
         }
     }
 }
@@ -83,6 +86,7 @@ pub fn start(setup: Setup) -> Running {
             model: FastModel::load(&files, 1).unwrap(),
             draft: None,
             kv: "f16".into(),
+            sampling: setup.sampling,
             runtime: setup.runtime,
         };
         server.add(loaded).unwrap();

@@ -11,22 +11,22 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
-use mantissa_jobs::adapter;
 use mantissa_jobs::machine::peak_anonymous;
 use mantissa_jobs::names::stop_name;
-use mantissa_model::{KvPolicy, Tokenizer};
+use mantissa_jobs::{adapter, chat};
+use mantissa_model::{KvPolicy, StopReason, Tokenizer};
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use self::answer::{Drafted, told};
-use self::args::options;
+use self::args::{longest_turn, options, sampling};
 use self::prompt::Prompt;
 use super::execute::Execute;
 use super::load_preview::LoadPreview;
 use super::model::{self, ModelPath, load_tokenizer};
 use crate::context::Context;
-use crate::error::BadInput;
+use crate::error::{AnswerCut, BadInput};
 use crate::help::Group;
 
 pub use self::args::{Args, Engine};
@@ -73,6 +73,7 @@ impl Execute for Args {
         self.draft.iter().for_each(|draft| draft.paths(paths));
         self.adapter.paths(paths);
         self.calibration.paths(paths);
+        chat::template_file(self.chat_template.as_deref()).into_iter().for_each(|file| paths.read(file));
         Ok(())
     }
 
@@ -81,6 +82,7 @@ impl Execute for Args {
     fn run(&self, context: &Context) -> Result<()> {
         let files = model::open(&self.model, context)?;
         let tokenizer = adapter::templates(load_tokenizer(&files, context)?, self.adapter.named())?;
+        let tokenizer = chat::with_template(tokenizer, self.chat_template.as_deref())?;
         let (engine, reason) = engine(self, &files)?;
         if self.dry_run {
             return preview(self, engine, &files, &tokenizer, context);
@@ -91,7 +93,8 @@ impl Execute for Args {
         }
         let prompt = Prompt::read(self, &tokenizer, context)?;
         let limit = model::context_length(&files)?;
-        let options = options(self, prompt.tokens.len(), limit, context);
+        let sampling = sampling(self, &files, context);
+        let options = options(self, sampling, (prompt.tokens.len(), limit), context);
         let (mut predicted, mut memory) = (None, None);
         let start = Instant::now();
         let (done, load) = match engine {
@@ -139,7 +142,10 @@ impl Execute for Args {
         }
         memory.iter().for_each(|memory| context.note(memory));
         context.note(&told(&answer.speed, speculation));
-        Ok(())
+        match answer.stopped {
+            StopReason::Caller => Err(AnswerCut.into()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -152,16 +158,17 @@ fn preview(
     context: &Context,
 ) -> Result<()> {
     let limit = model::context_length(files)?;
+    let sampling = sampling(args, files, context);
     let (prompt, limit) = match args.interactive {
         true => {
             let limit = limit.min(args.context);
-            (limit - options(args, 0, limit, context).max_new_tokens, limit)
+            (longest_turn(args, sampling, limit).0, limit)
         }
         false => (Prompt::read(args, tokenizer, context)?.tokens.len(), limit),
     };
     let needs = match engine {
         Engine::Fast => {
-            let options = options(args, prompt, limit, context);
+            let options = options(args, sampling, (prompt, limit), context);
             fast::preview(args, files, (prompt, &options), context)?
         }
         Engine::Reference => reference::preview(args, files, (prompt, limit), context)?,

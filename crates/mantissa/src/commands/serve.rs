@@ -62,9 +62,13 @@ impl Execute for Args {
         let server = self.job().prepare(services, context)?;
         let mut told = Ok(());
         server.run(context, |report| {
-            let line =
-                |out: &mut dyn Write| writeln!(out, "{} serves {}", report.url, report.models.join(", "));
-            told = context.report(report, line);
+            let lines = |out: &mut dyn Write| {
+                let url = &report.url;
+                writeln!(out, "{url} serves {}", report.models.join(", "))?;
+                writeln!(out, "page: {url}/")?;
+                writeln!(out, "API:  {url}/v1 (OpenAI, Anthropic), {url} (Ollama, llama.cpp)")
+            };
+            told = context.report(report, lines);
             told.is_ok()
         })?;
         told

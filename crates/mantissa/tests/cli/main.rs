@@ -65,6 +65,7 @@ mod rebuild;
 mod regular_files;
 mod report;
 mod run;
+mod run_chat;
 mod runs;
 mod serve;
 mod several;

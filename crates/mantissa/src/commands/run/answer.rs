@@ -25,6 +25,9 @@ pub(super) struct Answer {
 pub(super) struct Speed {
     /// Prompt tokens that were computed.
     pub(super) prompt: usize,
+    /// Prompt tokens that are told: in a conversation the new ones, without the end of the turn before, which may be computed
+    /// again.
+    pub(super) told: usize,
     /// Time to the first token.
     pub(super) first: Duration,
     /// New tokens, and the time for those after the first.
@@ -44,7 +47,7 @@ impl Speed {
 
 impl fmt::Display for Speed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "prefill {} tokens, {} tok/s", self.prompt, three_digits(self.prefill()))?;
+        write!(f, "prefill {} tokens, {} tok/s", self.told, three_digits(self.prefill()))?;
         if self.new > 1 {
             write!(f, "; decode {} tokens, {} tok/s", self.new, three_digits(self.decode()))?;
         }
@@ -96,6 +99,7 @@ impl<'t> Writer<'t> {
         let first = first.unwrap_or(end);
         let speed = Speed {
             prompt: computed,
+            told: computed,
             first: first.duration_since(start),
             new: tokens.len(),
             rest: end.duration_since(first),
@@ -115,10 +119,17 @@ fn emit(text: &mut String, piece: &str, prints: bool) -> Result<()> {
 }
 
 /// Counts of proposed tokens.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Default, Serialize)]
 pub(super) struct Drafted {
     pub(super) proposed: u64,
     pub(super) accepted: u64,
+}
+
+impl Drafted {
+    /// Returns the counts since `before`.
+    pub(super) fn since(self, before: Drafted) -> Drafted {
+        Drafted { proposed: self.proposed - before.proposed, accepted: self.accepted - before.accepted }
+    }
 }
 
 /// Describes speed and proposals.

@@ -1,6 +1,9 @@
 //! Arguments of `mantissa run`.
 
-use mantissa_model::{GenerateOptions, KvPolicy, Sampling};
+use std::str::FromStr;
+
+use mantissa_model::{GenerateOptions, KvPolicy, Recommended, Sampling, SamplingDefaults};
+use mantissa_store::convention::ModelFiles;
 
 use crate::commands::adapter::AdapterArgs;
 use crate::commands::calibration::CalibrationArgs;
@@ -12,8 +15,9 @@ use crate::context::Context;
 /// Generate text from a prompt, streaming
 ///
 /// Greedy unless --temperature is above 0; sampled text depends on --seed only. With --chat the prompt is a
-/// user message, rendered with the model's chat template; the answer ends with the end-of-turn token.
-/// Speed of prefill and decode goes to standard error.
+/// user message, rendered with the model's chat template; the answer ends with the end-of-turn token. A chat samples as
+/// the model recommends (generation_config.json, general.sampling.* of GGUF) where no option says how.
+/// Speed of prefill and decode goes to standard error. Ctrl-C ends the answer, a second one the command.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa run demo 'Once upon a time' -n 200
@@ -51,44 +55,50 @@ pub struct Args {
     /// The model's chat template renders it.
     #[arg(long, conflicts_with = "bos", help_heading = "Prompt")]
     pub(super) chat: bool,
+    /// Chat template: a Jinja file, or a name
+    ///
+    /// Names: those of the model's own list of templates, then chatml, command-r, falcon3, gemma, granite, llama2, llama3,
+    /// mistral-v1, mistral-v3, mistral-v3-tekken, mistral-v7, mistral-v7-tekken, phi3, phi4, vicuna, zephyr.
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Prompt")]
+    pub(super) chat_template: Option<String>,
     /// System message before the prompt
     #[arg(long, value_name = "TEXT", help_heading = "Prompt")]
     pub(super) system: Option<String>,
-    /// Maximum number of new tokens
+    /// Maximum number of new tokens; -1: until the end
     #[arg(
         short,
         long = "max-tokens",
         visible_alias = "n-predict",
         value_name = "N",
-        default_value_t = 128,
-        help_heading = "Sampling"
-    )]
-    pub(super) n: usize,
-    /// Sampling temperature; 0 is greedy
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.0,
+        default_value = "128",
         allow_negative_numbers = true,
         help_heading = "Sampling"
     )]
-    pub(super) temperature: f32,
-    /// Sample from the K most probable tokens
+    pub(super) n: NewTokens,
+    /// Sampling temperature; 0 is greedy [default: 0]
+    ///
+    /// In a chat, the model's own where it states one; so the options below.
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Sampling")]
+    temperature: Option<f32>,
+    /// Take the most probable tokens, as --temperature 0
+    #[arg(long, conflicts_with = "temperature", help_heading = "Sampling")]
+    greedy: bool,
+    /// Sample from the K most probable tokens [default: 0]
     ///
     /// 0 uses all.
-    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
-    pub(super) top_k: usize,
-    /// Sample from tokens of total probability P
+    #[arg(long, value_name = "K", help_heading = "Sampling")]
+    top_k: Option<usize>,
+    /// Sample from tokens of total probability P [default: 1]
     ///
     /// The smallest set of the most probable tokens whose probabilities sum to P.
-    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
-    pub(super) top_p: f32,
+    #[arg(long, value_name = "P", help_heading = "Sampling")]
+    top_p: Option<f32>,
     /// Sample from tokens with this share of the top probability
-    #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling", hide_short_help = true)]
-    pub(super) min_p: f32,
+    #[arg(long, value_name = "P", help_heading = "Sampling", hide_short_help = true)]
+    min_p: Option<f32>,
     /// Divide positive logits of tokens so far by X, multiply negative ones
-    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = "Sampling", hide_short_help = true)]
-    pub(super) repetition_penalty: f32,
+    #[arg(long, value_name = "X", help_heading = "Sampling", hide_short_help = true)]
+    repetition_penalty: Option<f32>,
     /// Subtract X from the logits of generated tokens
     #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Sampling", hide_short_help = true)]
     pub(super) presence_penalty: f32,
@@ -160,21 +170,83 @@ impl From<Engine> for mantissa_jobs::names::Engine {
     }
 }
 
-/// Makes the options of the generation; warns if the model's context cuts the number of new tokens.
-pub(super) fn options(args: &Args, prompt: usize, limit: usize, context: &Context) -> GenerateOptions {
-    let sampling = Sampling {
-        temperature: args.temperature,
+/// Largest number of new tokens; `None` for any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NewTokens(Option<usize>);
+
+impl NewTokens {
+    /// Returns the number, which is the largest there is for any.
+    pub(super) fn most(self) -> usize {
+        self.0.unwrap_or(usize::MAX)
+    }
+}
+
+impl FromStr for NewTokens {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match (text, text.parse()) {
+            ("-1", _) => Ok(NewTokens(None)),
+            (_, Ok(tokens)) => Ok(NewTokens(Some(tokens))),
+            (_, Err(_)) => Err("expected a number of tokens, or -1 (until the end)"),
+        }
+    }
+}
+
+/// Makes the sampling of a generation: what the options set, in a chat then what the model `files` recommends, and else
+/// greedy decoding. Says what was taken from the model.
+pub(super) fn sampling(args: &Args, files: &ModelFiles, context: &Context) -> Sampling {
+    let set = SamplingDefaults {
+        temperature: if args.greedy { Some(0.0) } else { args.temperature },
         top_k: args.top_k,
         top_p: args.top_p,
         min_p: args.min_p,
         repetition: args.repetition_penalty,
+    };
+    let fixed = Sampling {
         presence: args.presence_penalty,
         frequency: args.frequency_penalty,
         seed: context.seed,
         ..Sampling::default()
     };
-    let max_new_tokens = args.n.min(limit.saturating_sub(prompt).max(1));
-    if prompt.saturating_add(args.n) > limit {
+    let is_chat = args.chat || args.interactive;
+    let Recommended { defaults, refused } =
+        if is_chat { Recommended::of(files) } else { Recommended::default() };
+    let own = defaults.less(set);
+    // A greedy choice needs no cuts, only the penalty.
+    let greedy = set.or(defaults).temperature.is_none_or(|temperature| temperature == 0.0);
+    let own = match greedy {
+        true => SamplingDefaults {
+            temperature: own.temperature,
+            repetition: own.repetition,
+            ..SamplingDefaults::default()
+        },
+        false => own,
+    };
+    refused.iter().for_each(|what| context.note(what));
+    if !own.is_empty() {
+        context.note(&format!("the model's sampling: {} (--greedy: none)", own.shown()));
+    }
+    set.or(own).over(fixed)
+}
+
+/// Returns the longest prompt of a conversation of `limit` tokens, and the options of its answer: half of the context at
+/// least is for prompts.
+pub(super) fn longest_turn(args: &Args, sampling: Sampling, limit: usize) -> (usize, GenerateOptions) {
+    let max_new_tokens = args.n.most().clamp(1, (limit / 2).max(1));
+    let options = GenerateOptions { max_new_tokens, sampling, ..GenerateOptions::default() };
+    (limit.saturating_sub(max_new_tokens).max(1), options)
+}
+
+/// Makes the options of the generation; warns if the model's context cuts the number of new tokens that was asked for.
+pub(super) fn options(
+    args: &Args,
+    sampling: Sampling,
+    (prompt, limit): (usize, usize),
+    context: &Context,
+) -> GenerateOptions {
+    let max_new_tokens = args.n.most().min(limit.saturating_sub(prompt).max(1));
+    if args.n.0.is_some_and(|n| prompt.saturating_add(n) > limit) {
         context.warn(&format!(
             "the model's context of {limit} tokens leaves room for {max_new_tokens} new tokens"
         ));

@@ -14,6 +14,7 @@ use super::answer::{Answer, Drafted, Writer};
 use super::args::Args;
 use crate::commands::model;
 use crate::context::Context;
+use crate::interrupt;
 use crate::output::bytes;
 
 /// Names what the fast engine cannot run, if there is anything.
@@ -185,7 +186,13 @@ impl Session<'_> {
         let before = self.runtime.shared_tokens();
         let id = self.runtime.add(request)?;
         let mut stopped = StopReason::Length;
+        let answering = interrupt::answering();
         while !self.runtime.is_idle() {
+            if answering.is_cut() {
+                self.runtime.cancel(id);
+                stopped = StopReason::Caller;
+                break;
+            }
             for event in self.runtime.step()?.iter().filter(|event| event.sequence == id) {
                 match event.kind {
                     EventKind::Token { token, .. } => writer.push(token)?,

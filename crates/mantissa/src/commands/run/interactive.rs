@@ -4,11 +4,11 @@ use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Result;
 use mantissa_jobs::embedded;
-use mantissa_model::{Bos, Message, Tokenizer, chat};
+use mantissa_model::{Bos, Message, StopReason, Tokenizer, chat};
 use mantissa_store::convention::ModelFiles;
 
 use super::answer::{Answer, told};
-use super::args::{Args, Engine, options};
+use super::args::{Args, Engine, longest_turn, options, sampling};
 use super::fast::{Loaded, Session};
 use super::{prompt, reference};
 use crate::commands::{model, render_chat};
@@ -39,14 +39,15 @@ pub(super) fn run(
     let template = render_chat::template(args.model.named(), tokenizer, hint)?;
     let limit = model::context_length(files)?.min(args.context);
     let terminal = io::stdin().is_terminal();
-    let longest = options(args, 0, limit, context);
-    let sizes = (limit - longest.max_new_tokens, &longest);
+    let sampling = sampling(args, files, context);
+    let (prompt, longest) = longest_turn(args, sampling, limit);
+    let sizes = (prompt, &longest);
     let loaded = match engine {
         Engine::Fast => Some(Loaded::load(args, files, tokenizer, sizes, context)?),
         Engine::Reference => None,
     };
     let decoder = match &loaded {
-        None => Some(reference::load(args, limit.saturating_sub(args.n), limit, context)?),
+        None => Some(reference::load(args, prompt, limit, context)?),
         Some(_) => None,
     };
     let mut session = loaded.as_ref().map(Loaded::session).transpose()?;
@@ -69,15 +70,21 @@ pub(super) fn run(
             }
             Line::End => return Ok(()),
         };
-        let tokens = conversation.ask(line, context)?;
-        let options = options(args, tokens.len(), limit, context);
-        let answer = match (&mut session, &decoder) {
+        let (tokens, new) = conversation.ask(line, context)?;
+        let before = session.as_ref().and_then(Session::drafted).unwrap_or_default();
+        let options = options(args, sampling, (tokens.len(), limit), context);
+        let mut answer = match (&mut session, &decoder) {
             (Some(session), _) => session.answer(tokenizer, &tokens, &options, context)?,
             (None, Some(decoder)) => reference::answer(decoder, tokenizer, &tokens, &options, context)?,
             (None, None) => return Ok(()),
         };
         crate::output::to_stdout(|out| writeln!(out))?;
-        context.note(&told(&answer.speed, session.as_ref().and_then(Session::drafted)));
+        answer.speed.told = new;
+        let drafted = session.as_ref().and_then(Session::drafted).map(|now| now.since(before));
+        context.note(&told(&answer.speed, drafted));
+        if answer.stopped == StopReason::Caller {
+            context.note("stopped; Ctrl-C again or /bye ends the conversation");
+        }
         conversation.answered(tokens, answer);
     }
 }
@@ -108,18 +115,18 @@ impl<'a> Conversation<'a> {
         (self.held, self.rendered) = Default::default();
     }
 
-    /// Adds a message of the user and returns the tokens of the conversation. If they leave no room for an answer, the
+    /// Adds a message of the user and returns the tokens of the conversation, and the number of those that are new. If they leave no room for an answer, the
     /// oldest messages go until a quarter of the context is free.
-    fn ask(&mut self, line: String, context: &Context) -> Result<Vec<u32>> {
+    fn ask(&mut self, line: String, context: &Context) -> Result<(Vec<u32>, usize)> {
         self.messages.push(Message::new("user", line));
-        let room = self.args.n.clamp(1, (self.limit / 2).max(1));
+        let room = self.args.n.most().clamp(1, (self.limit / 2).max(1));
         let mut tokens = self.tokens(context)?;
-        if tokens.len() + room <= self.limit {
+        if tokens.0.len() + room <= self.limit {
             return Ok(tokens);
         }
         let first = usize::from(self.args.system.is_some());
         let before = self.messages.len();
-        while tokens.len() + room > self.limit - self.limit / 4 && self.messages.len() > first + 1 {
+        while tokens.0.len() + room > self.limit - self.limit / 4 && self.messages.len() > first + 1 {
             self.messages.drain(first..first + 2);
             tokens = self.tokens(context)?;
         }
@@ -132,25 +139,32 @@ impl<'a> Conversation<'a> {
         Ok(tokens)
     }
 
-    /// Renders the conversation and tokenizes it. Tokens of earlier turns stay those that the model generated, even if
+    /// Renders the conversation and tokenizes it; returns the tokens, and the number of those that are new. Tokens of earlier turns stay those that the model generated, even if
     /// their text has others, because those are in its cache.
-    fn tokens(&mut self, context: &Context) -> Result<Vec<u32>> {
+    fn tokens(&mut self, context: &Context) -> Result<(Vec<u32>, usize)> {
         let variables = chat::context(&self.messages, self.tokenizer.special_tokens());
         self.rendered = render_chat::render(self.args.model.named(), self.template, &variables)?;
         let encode = |text: &str| prompt::encode(text, Bos::Never, self.tokenizer, context);
         let anew = encode(&self.rendered)?;
         let Some(rest) = self.rendered.strip_prefix(&self.held.0).filter(|_| !self.held.1.is_empty()) else {
-            return Ok(anew);
+            let new = anew.len();
+            return Ok((anew, new));
         };
-        let joined = [self.held.1.as_slice(), &encode(rest)?].concat();
+        let rest = encode(rest)?;
+        let joined = [self.held.1.as_slice(), &rest].concat();
         // Some tokenizers begin every text with a space.
         let same =
             self.tokenizer.decode_with_special(&joined)? == self.tokenizer.decode_with_special(&anew)?;
-        Ok(if same { joined } else { anew })
+        Ok((if same { joined } else { anew }, rest.len()))
     }
 
     /// Adds the answer to `prompt`.
     fn answered(&mut self, mut prompt: Vec<u32>, answer: Answer) {
+        if answer.tokens.is_empty() && answer.stopped == StopReason::Caller {
+            // Stopped before its first token: there was no turn.
+            self.messages.pop();
+            return;
+        }
         prompt.extend(&answer.tokens);
         self.held = (format!("{}{}", self.rendered, answer.text), prompt);
         self.messages.push(Message::new("assistant", answer.text));

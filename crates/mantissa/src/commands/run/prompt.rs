@@ -22,9 +22,10 @@ impl Prompt {
     /// Reads the prompt and tokenizes it, or the conversation rendered from it.
     pub(super) fn read(args: &Args, tokenizer: &Tokenizer, context: &Context) -> Result<Self> {
         let text = text(args, tokenizer)?;
-        if args.system.is_some() && !args.chat {
+        let of_chats = [("--system", &args.system), ("--chat-template", &args.chat_template)];
+        if let Some((option, _)) = of_chats.iter().find(|(_, given)| given.is_some() && !args.chat) {
             let allowed = "--chat or --interactive with it";
-            return Err(BadInput::new("--system", "a prompt that is not a chat message", allowed).into());
+            return Err(BadInput::new(*option, "a prompt that is not a chat message", allowed).into());
         }
         let conversation =
             || render_chat::conversation(&args.model, tokenizer, args.system.as_deref(), &text);

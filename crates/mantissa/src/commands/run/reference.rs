@@ -11,6 +11,7 @@ use mantissa_store::convention::ModelFiles;
 use super::answer::{Answer, Writer};
 use super::args::Args;
 use crate::context::Context;
+use crate::interrupt;
 
 /// Calls `run` with the use of the model for a prompt of `prompt` tokens in a context of `limit`.
 fn with_usage<R>(
@@ -23,7 +24,7 @@ fn with_usage<R>(
     let calibration = args.calibration.value();
     run(ModelUse {
         pass: prompt.min(mantissa_model::PREFILL),
-        longest: prompt.saturating_add(args.n).min(limit),
+        longest: prompt.saturating_add(args.n.most()).min(limit),
         threads: 1,
         cached: true,
         logits: 1,
@@ -62,7 +63,9 @@ pub(super) fn answer(
 ) -> Result<Answer> {
     let mut writer = Writer::new(tokenizer, prompt, context)?;
     let mut failed = None;
+    let answering = interrupt::answering();
     let generated = generate(decoder, prompt, options, |token| match writer.push(token) {
+        Ok(()) if answering.is_cut() => ControlFlow::Break(()),
         Ok(()) => ControlFlow::Continue(()),
         Err(error) => {
             failed = Some(error);

@@ -84,6 +84,16 @@ pub struct Args {
     /// KL in nats/token beyond which mantissa_shadow_alarm is 1
     #[arg(long, value_name = "KL", default_value_t = 0.1, help_heading = "Models", hide_short_help = true)]
     shadow_limit: f64,
+    /// Chat template of MODEL: a Jinja file, or a name
+    ///
+    /// As run --chat-template.
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Models")]
+    chat_template: Option<String>,
+    /// Refuse requests for models that are not served
+    ///
+    /// Without it, a single model answers whatever name a request has, and a header (x-mantissa-note) and the log say so.
+    #[arg(long, help_heading = "Models", hide_short_help = true)]
+    strict_model: bool,
     #[command(flatten, next_help_heading = "Models")]
     adapter: AdapterArgs,
     /// Sequences at work at once
@@ -92,7 +102,7 @@ pub struct Args {
     /// Longest sequence in tokens [default: up to 8192]
     ///
     /// Prompt and answer together; without the option, the context of the model or 8192, the smaller one. Memory for --parallel such sequences is planned at the start.
-    #[arg(long, value_name = "TOKENS", help_heading = "Limits")]
+    #[arg(short, long, value_name = "TOKENS", help_heading = "Limits")]
     context: Option<usize>,
     /// Most tokens of a step, prompts included
     ///
@@ -173,6 +183,7 @@ impl Args {
         Serve {
             models: std::iter::once(first).chain(self.also.iter().map(also)).collect(),
             adapter: self.adapter.named().map(Into::into),
+            chat_template: self.chat_template.clone(),
             draft: self.draft.as_ref().map(|draft| draft.job_path().clone()),
             lookup: self.speculate == Speculate::Lookup,
             kv: self.kv.clone().map(AsText),
@@ -192,6 +203,7 @@ impl Args {
             drain: self.drain,
             grammar_memory: self.grammar_memory,
             share_prefixes: self.share_prefixes,
+            strict_model: self.strict_model,
             separate_thoughts: self.reasoning_format == ReasoningFormat::Auto,
             thought_tokens: self.reasoning_budget,
         }
