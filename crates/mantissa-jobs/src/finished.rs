@@ -34,7 +34,7 @@ pub fn of_plan(
         None if !refused => return Ok(None),
         None => OutputFault::Exists { what },
         Some(found) if !refused => {
-            let is_finished = host.wrote(out)? && found.damage()?.is_none();
+            let is_finished = !is_interrupted(out) && host.wrote(out)? && found.damage()?.is_none();
             return Ok(is_finished.then(|| found.outcome()));
         }
         Some(found) => {
@@ -57,7 +57,7 @@ pub fn of_plan(
 /// # Errors
 /// Files that cannot be read.
 pub fn of_job(out: &Path, others: &[&Path], host: &Host) -> Result<Option<Outcome>> {
-    if host.replaces() || host.is_refused(out) || !host.wrote(out)? {
+    if host.replaces() || host.is_refused(out) || is_interrupted(out) || !host.wrote(out)? {
         return Ok(None);
     }
     for other in others {
@@ -105,6 +105,15 @@ impl Found {
         let committed = Committed { path: self.model, manifest: self.manifest, leftover: None };
         Outcome { quality: self.quality, committed, resumed: 0, synced: None, verification: None }
     }
+}
+
+/// True if a work folder or a lock lies beside the output at `out`: a run of the job was killed before it had tidied up, or is
+/// not done. The job then runs as always, which removes them.
+fn is_interrupted(out: &Path) -> bool {
+    let parent = out.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let start = format!(".{}.mantissa-", out.file_name().unwrap_or_default().to_string_lossy());
+    let mut entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&start))
 }
 
 /// Returns the path that opens the output at `out`: itself, or the first part of a split GGUF model.

@@ -247,9 +247,9 @@ rows! {
     compare: Case {
         name: "compare",
         prepare: quantized,
-        command: "compare in/model in/q8 --recipe rtn-int4-g8 --tokens in/windows.json:w --keep-outputs out/k --html out/c.html --markdown=out/c.md",
-        old: "compare in/model in/q --recipe rtn-int4-g8 --tokens in/windows.json:v --keep-outputs out/k --html out/c.html --markdown=out/c.md",
-        outputs: &[Out::Folder("k/rtn-int4-g8"), Out::File("c.html"), Out::File("c.md")],
+        command: "compare in/model in/q8 --recipe rtn-int4-g8 --tokens in/windows.json:w --keep-outputs out --html out/c.html --markdown=out/c.md",
+        old: "compare in/model in/q --recipe rtn-int4-g8 --tokens in/windows.json:v --keep-outputs out --html out/c.html --markdown=out/c.md",
+        outputs: &[Out::Folder("rtn-int4-g8"), Out::Page("c.html"), Out::File("c.md")],
         pace: SOME,
     };
     diff: Case {
