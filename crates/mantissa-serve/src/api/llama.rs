@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json};
 use mantissa_model::Sampling as Options;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
@@ -16,13 +16,13 @@ use utoipa_axum::routes;
 use super::body::{Body, Sampling};
 use super::continuation::{self, Nothing, PromptPart};
 use super::generate::{Plan, submit};
-use super::llama_convert::{SAMPLERS, check_fields, chosen, prompts, sampling};
+use super::llama_convert::{SAMPLERS, check_fields, chosen, names, prompts, sampling};
 use super::ollama_convert::{flag, model};
-use super::preparation::{Preparation, prepare};
+use super::preparation::{Preparation, aside, prepare};
 use super::sse::{self, Cut, Events, Gone};
 use super::{ApiError, App, Artifact, Endpoints};
 use crate::engine::{Caller, Job, Stream};
-use crate::text::{Delta, Finish, Generation, TokenInfo};
+use crate::text::{Delta, Finish, Generation, Piece, TokenInfo};
 
 /// Request of a completion.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -45,8 +45,6 @@ struct Checked {
     plan: Plan,
     /// Text of each prompt.
     texts: Vec<String>,
-    /// True if there is one prompt, not in a list.
-    single: bool,
     /// True to return tokens.
     tokens: bool,
     streams: bool,
@@ -96,14 +94,21 @@ pub(crate) async fn completion(
     let request = sampling(&body, bytes)?;
     let work = move |app: &Preparation| {
         let (plan, texts, jobs) = check(app, artifact, &prompts, request)?;
-        Ok((Checked { plan, texts, single, tokens, streams, fields }, jobs))
+        Ok((Checked { plan, texts, tokens, streams, fields }, jobs))
     };
     let (checked, jobs) = prepare(&app, caller, bytes, work).await?;
     let stream = submit(&app, &checked.plan.artifact, jobs, caller)?;
     if streams {
         return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));
     }
-    Ok(Json(checked.collect(stream).await?).into_response())
+    let (answers, size) = checked.collect(stream).await?;
+    // Many probabilities take a while to be written.
+    aside(size, move || match (single, <[Whole; 1]>::try_from(answers)) {
+        (true, Ok([one])) => Json(one).into_response(),
+        (_, Ok(one)) => Json(one.as_slice()).into_response(),
+        (_, Err(several)) => Json(several).into_response(),
+    })
+    .await
 }
 
 /// Checks a request: its plan, the texts of its prompts, and its jobs.
@@ -144,22 +149,24 @@ impl Checked {
         Generation::new(&artifact.tokenizer, stream, prompts, &params.stops, params.min_tokens)
     }
 
-    /// Waits for the whole text of all choices.
-    async fn collect(&self, stream: Stream) -> Result<Value, ApiError> {
+    /// Waits for the whole text of all choices; returns the answers, and about their size in bytes.
+    async fn collect(&self, stream: Stream) -> Result<(Vec<Whole>, usize), ApiError> {
+        /// Bytes of a token with its probability.
+        const EACH: usize = 80;
         let mut generation = self.generation(stream)?;
         let mut all = vec![Collected::default(); self.plan.choices().count()];
         while let Some(delta) = generation.next().await? {
             all[delta.index].add(delta);
         }
-        let answers = all.iter().enumerate().map(|(index, one)| {
+        let size = all.iter().flat_map(|one| &one.infos).map(|info| EACH * (1 + info.top.len())).sum();
+        let wants = self.reports() && names(&self.fields, "completion_probabilities");
+        let answers = all.into_iter().enumerate().map(|(index, mut one)| {
+            let infos = Probabilities(std::mem::take(&mut one.infos));
             let text = Value::from(one.text.as_str());
-            chosen(self.last(index, text, &one.tokens, one, &generation), &self.fields)
+            let rest = chosen(self.last(index, text, &one.tokens, &one, &generation), &self.fields)?;
+            Ok(Whole { rest, completion_probabilities: wants.then_some(infos) })
         });
-        let mut answers = answers.collect::<Result<Vec<_>, _>>()?;
-        match answers.len() {
-            1 if self.single => Ok(answers.remove(0)),
-            _ => Ok(Value::Array(answers)),
-        }
+        Ok((answers.collect::<Result<_, ApiError>>()?, size))
     }
 
     /// Sends the pieces of all choices as they come.
@@ -192,7 +199,7 @@ impl Checked {
                 "tokens_evaluated": self.evaluated(index),
             });
             if self.reports() {
-                piece["completion_probabilities"] = delta.infos.iter().map(probability).collect();
+                piece["completion_probabilities"] = json!(Probabilities(delta.infos));
             }
             events.send(&piece).await?;
             if delta.finish.is_some() {
@@ -237,7 +244,7 @@ impl Checked {
         settings["max_tokens"] = json!(params.new_tokens());
         settings["n_probs"] = json!(params.logprobs.unwrap_or(0));
         settings["stream"] = json!(self.streams);
-        let mut answer = json!({
+        json!({
             "index": index,
             "content": content,
             "tokens": if self.tokens { tokens } else { &[] },
@@ -252,21 +259,48 @@ impl Checked {
             "stopping_word": word,
             "tokens_cached": evaluated + one.count,
             "timings": timings(generation, evaluated, one.count),
-        });
-        if self.reports() {
-            answer["completion_probabilities"] = one.infos.iter().map(probability).collect();
-        }
-        answer
+        })
     }
 }
 
-/// Probability of a token, with the most probable ones.
-fn probability(info: &TokenInfo) -> Value {
-    let one = |id: u32, piece: &crate::text::Piece, logprob: Option<f32>| json!({ "id": id, "token": piece.shown(), "bytes": piece.bytes, "logprob": logprob });
-    let mut own = one(info.token, &info.piece, info.logprob);
-    own["top_logprobs"] =
-        info.top.iter().map(|(id, piece, logprob)| one(*id, piece, Some(*logprob))).collect();
-    own
+/// Whole answer of a choice.
+#[derive(Serialize)]
+struct Whole {
+    #[serde(flatten)]
+    rest: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Probabilities>,
+}
+
+/// Probabilities of tokens, each with the most probable ones. They are many: each is described while it is written.
+struct Probabilities(Vec<TokenInfo>);
+
+/// Probability of a token.
+#[derive(Serialize)]
+struct Probability<'a> {
+    id: u32,
+    token: String,
+    bytes: &'a [u8],
+    logprob: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Probability<'a>>>,
+}
+
+impl<'a> Probability<'a> {
+    fn new(id: u32, piece: &'a Piece, logprob: Option<f32>) -> Self {
+        Probability { id, token: piece.shown(), bytes: &piece.bytes, logprob, top_logprobs: None }
+    }
+}
+
+impl Serialize for Probabilities {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|info| {
+            let top =
+                info.top.iter().map(|(id, piece, logprob)| Probability::new(*id, piece, Some(*logprob)));
+            let top_logprobs = Some(top.collect());
+            Probability { top_logprobs, ..Probability::new(info.token, &info.piece, info.logprob) }
+        }))
+    }
 }
 
 /// Settings of a generation under llama.cpp's names.

@@ -191,6 +191,11 @@ pub(super) fn prompts(prompt: &Value) -> Result<(Vec<Vec<PromptPart>>, bool)> {
     }
 }
 
+/// True if a request names the field `name` among those to return, or none.
+pub(super) fn names(fields: &Value, name: &str) -> bool {
+    fields.as_array().is_none_or(|names| names.is_empty() || names.iter().any(|other| other == name))
+}
+
 /// Keeps the fields that a request names; one of an object in the answer is named with a slash, and stands by itself then.
 pub(super) fn chosen(answer: Value, fields: &Value) -> Result<Value> {
     let Some(names) = fields.as_array().filter(|names| !names.is_empty()) else {
