@@ -8,8 +8,8 @@ use mantissa_jobs::job::{self, from_json, to_json};
 use mantissa_jobs::measured_text::{BosChoice, MeasuredText};
 use mantissa_jobs::names::{AsText, Engine};
 use mantissa_jobs::{
-    Bench, Compare, ComparePrompts, Diagnose, Doctor, Evaluate, EvaluateReport, Gauge, Host, Job, JobError,
-    Lint, ModelPath, Progress, RenderChat, Serve, ServedModel, Shadow, Silent, Unit, Verify,
+    Bench, Diagnose, Diff, DiffPrompts, Doctor, Evaluate, EvaluateReport, Gauge, Host, Job, JobError, Lint,
+    ModelPath, Progress, RenderChat, Serve, ServedModel, Shadow, Silent, Unit, Verify,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -78,10 +78,10 @@ fn a_model_is_evaluated_on_a_text_and_on_a_task() {
 #[test]
 fn models_are_compared_checked_and_measured() {
     let dir = tempfile::tempdir().unwrap();
-    let compare = Compare {
+    let compare = Diff {
         a: model(),
         b: model(),
-        prompts: ComparePrompts::Text("Line".to_owned()),
+        prompts: DiffPrompts::Text("Line".to_owned()),
         tokens: 3,
         top: 2,
         chat: false,
