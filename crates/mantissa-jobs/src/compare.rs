@@ -21,7 +21,7 @@ pub use self::report::{ComparePair, CompareReport, CompareRow, ComparedText, Tex
 use crate::adapt;
 use crate::calibration::Calibration;
 use crate::default_text;
-use crate::error::{BadInput, InPlace, JobError, Result};
+use crate::error::{BadInput, Class, InPlace, JobError, Result};
 use crate::host::Host;
 use crate::inspect::Inspect;
 use crate::job::{Job, JobOutput};
@@ -306,6 +306,11 @@ impl Compare {
     }
 }
 
+/// True for a failure of disk or system; too little memory is a fact about one candidate.
+fn is_of_system(error: &JobError) -> bool {
+    error.class() == Class::Environment && !matches!(error, JobError::Memory(_))
+}
+
 impl Job for Compare {
     const NAME: &'static str = "compare";
     const VERSION: u32 = 1;
@@ -355,7 +360,7 @@ impl Job for Compare {
     /// Makes and measures every candidate. One that fails is a row with the reason.
     ///
     /// # Errors
-    /// A model or a text that cannot be read; a stop; the last failure, if every candidate fails.
+    /// A model or a text that cannot be read; a failure of disk or system; a stop; the last failure, if every candidate fails.
     fn run(&self, host: &Host) -> Result<CompareReport> {
         let start = Instant::now();
         let texts = self.read(host)?;
@@ -373,7 +378,8 @@ impl Job for Compare {
             disk::create_folder(&folder).at(folder.display().to_string())?;
             match self.row(candidate, &texts, &folder, host) {
                 Ok(row) => rows.push(row),
-                Err(error) if error.is_stop() => return Err(error),
+                // Disk and system fail for the others as well, and no report could be trusted to be whole.
+                Err(error) if error.is_stop() || is_of_system(&error) => return Err(error),
                 Err(error) => {
                     let reason = error.to_string();
                     rows.push(CompareRow::failed(candidate.name(), reason, began.elapsed().as_secs_f64()));

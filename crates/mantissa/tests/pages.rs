@@ -117,6 +117,22 @@ fn probed(page: &Path) -> PathBuf {
     path
 }
 
+/// Smallest width of Chromium's windows, in pixels.
+const NARROWEST: u32 = 500;
+
+/// Returns a page that shows `page` in a frame of `width` pixels and takes over what the probe found in it.
+fn framed(page: &Path, width: u32) -> PathBuf {
+    let source = page.file_name().unwrap().to_string_lossy();
+    let script = "document.body.append(frame.contentDocument.getElementById('probe').cloneNode(true))";
+    let style = format!("width: {width}px; height: {HEIGHT}px; border: 0");
+    let frame =
+        format!("<iframe id=\"frame\" src=\"{source}\" style=\"{style}\" onload=\"{script}\"></iframe>");
+    let path = page.with_extension(format!("{width}.html"));
+    let head = "<!doctype html><meta charset=\"utf-8\"><style>:root { color-scheme: light dark; }</style>";
+    fs::write(&path, format!("{head}<body style=\"margin: 0\">{frame}</body>")).unwrap();
+    path
+}
+
 /// Opens `page` in a window of `width` pixels, in the dark theme if `dark`; returns its document.
 fn open(browser: &Path, page: &Path, width: u32, dark: bool, more: &[String]) -> String {
     let profile = TempDir::new().unwrap();
@@ -142,7 +158,9 @@ const HEIGHT: u32 = 4000;
 
 /// Returns the faults that the probe found.
 fn faults(browser: &Path, page: &Path, width: u32, dark: bool) -> Vec<String> {
-    let document = open(browser, page, width, dark, &["--dump-dom".to_owned()]);
+    let more = ["--dump-dom", "--allow-file-access-from-files"].map(str::to_owned);
+    let framed = (width < NARROWEST).then(|| framed(page, width));
+    let document = open(browser, framed.as_deref().unwrap_or(page), width, dark, &more);
     let report =
         document.split_once("<pre id=\"probe\">PROBE ").and_then(|(_, rest)| rest.split_once("\nEND"));
     let report = report.unwrap_or_else(|| panic!("the probe did not run: {document:.400}")).0;

@@ -12,7 +12,10 @@ use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, TensorSpec};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{File, fail, json, le, sampled, succeed, text, values, write, write_x};
+use crate::support::{
+    File, fail, json, le, mantissa, sampled, stderr, strict_json, succeed, text, values, whole, write,
+    write_x,
+};
 
 /// Schemes of the catalogue, and variants that are stored differently.
 fn schemes() -> Vec<Scheme> {
@@ -201,7 +204,6 @@ fn every_scheme_round_trips_in_the_native_format() {
     let mut moved = 0;
     let mut tried = 0;
     for scheme in sampled(schemes(), 9) {
-        tried += 1;
         let out = temp.path().join("q");
         let recipe = format!("rtn-{scheme}");
         let arguments = [
@@ -217,7 +219,18 @@ fn every_scheme_round_trips_in_the_native_format() {
             "--json",
             "--quiet",
         ];
-        let done = json(&arguments);
+        let output = mantissa(&arguments);
+        // Casts without a scale may hold none of the weights, which are small.
+        if stderr(&output).contains("the tensor would be lost") {
+            assert!(
+                scheme.to_string().split('-').count() <= 2 && output.status.code() == Some(2),
+                "{scheme}"
+            );
+            continue;
+        }
+        assert!(output.status.success(), "{scheme}: {}", stderr(&output));
+        tried += 1;
+        let done = strict_json::parse(&output.stdout).unwrap();
         assert_eq!(done["verification"]["ok"], true, "{scheme}: {done}");
         assert_eq!(done["verification"]["weights"], 7, "{scheme}");
         let found: Value = json(&["verify", text(&out), "--reference", text(&model), "--json"]);
@@ -236,5 +249,5 @@ fn every_scheme_round_trips_in_the_native_format() {
         fs::remove_dir_all(&out).unwrap();
     }
     // All except casts that hold every f32.
-    assert!(moved + 3 >= tried, "{moved} of {tried}");
+    assert!(moved + 3 >= tried && tried >= if whole() { 60 } else { 6 }, "{moved} of {tried}");
 }

@@ -379,7 +379,7 @@ fn a_large_model_is_split_as_gguf_split_does() {
     quantize(&whole, &[]);
     // Twice: the second run replaces the first's files.
     for _ in 0..2 {
-        let done = quantize(&out, &["--max-shard-size", "10000"]);
+        let done = quantize(&out, &["--max-shard-size", "10000", "--overwrite"]);
         assert_eq!(done["verification"]["ok"], true, "{done}");
         assert_eq!(done["verification"]["notes"], json!([]), "{done}");
         assert!(done["output"].as_str().unwrap().ends_with("-of-00003.gguf"), "{done}");

@@ -447,6 +447,7 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
     let dir = temp.path().join("outputs");
     fs::create_dir(&dir).unwrap();
     let most = if whole() { 10 } else { 4 };
+    let mut left_by_all = 0;
     for (seed, recipe) in
         ["gptq-int4-g32", "awq-int4-g32-asym", text(&learned), "rotate-gptq-int4-g32"].into_iter().enumerate()
     {
@@ -479,13 +480,20 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
             assert!(!out.exists() || files(&out) == files(&expected), "{recipe}: whole, or none");
             left += usize::from(units_done(&dir) > 0);
         }
-        assert!(kills == most && left >= most / 4, "{recipe}: {kills} kills, of which {left} left something");
+        assert!(
+            kills == most && (left >= 3 || !whole()),
+            "{recipe}: {kills} kills, of which {left} left something"
+        );
+        left_by_all += left;
+        // The last kill may have come after the output was in place.
         let report = json(&arguments(&out));
-        assert_eq!(report["verification"]["ok"], true, "{recipe}");
+        let complete = report["already_complete"] == true;
+        assert!(complete || report["verification"]["ok"] == true, "{recipe}: {report}");
         assert!(files(&out) == files(&expected), "{recipe}");
         assert_eq!(names_in(&dir), ["out"], "{recipe}");
         fs::remove_dir_all(&out).unwrap();
     }
+    assert!(left_by_all > 0, "no kill left anything to resume");
 }
 
 /// An interrupted `fit` names the work folder it leaves; the same command then finishes as if undisturbed.

@@ -64,7 +64,7 @@ pub struct Args {
     /// System message before the prompt
     #[arg(long, value_name = "TEXT", help_heading = "Prompt")]
     pub(super) system: Option<String>,
-    /// Maximum number of new tokens; -1: until the end
+    /// Most new tokens; -1: until the end
     #[arg(
         short,
         long = "max-tokens",
