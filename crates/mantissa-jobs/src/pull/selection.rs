@@ -318,7 +318,7 @@ mod tests {
         assert!(missing.contains("org/m:Q2_K") && missing.contains("m-Q4_K_S.gguf (7 B)"), "{missing}");
         let several = chosen(&all, &[], None).unwrap_err();
         assert!(
-            several.contains("got 4 GGUF files") && several.contains("mantissa pull org/m:Q8_0"),
+            several.contains("got 4 GGUF files") && several.contains("mantissa pull org/m:Q4_K_M"),
             "{several}"
         );
         let one = chosen(&["README.md", "m.gguf", "mmproj-m.gguf"], &[], None).unwrap();

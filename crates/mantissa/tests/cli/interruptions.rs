@@ -446,7 +446,7 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
     fs::write(&learned, table).unwrap();
     let dir = temp.path().join("outputs");
     fs::create_dir(&dir).unwrap();
-    let most = if whole() { 10 } else { 4 };
+    let (most, least) = if whole() { (10, 3) } else { (4, 0) };
     let mut left_by_all = 0;
     for (seed, recipe) in
         ["gptq-int4-g32", "awq-int4-g32-asym", text(&learned), "rotate-gptq-int4-g32"].into_iter().enumerate()
@@ -480,10 +480,7 @@ fn ten_kills_change_no_byte_of_a_calibrated_method() {
             assert!(!out.exists() || files(&out) == files(&expected), "{recipe}: whole, or none");
             left += usize::from(units_done(&dir) > 0);
         }
-        assert!(
-            kills == most && (left >= 3 || !whole()),
-            "{recipe}: {kills} kills, of which {left} left something"
-        );
+        assert!(kills == most && left >= least, "{recipe}: {kills} kills, of which {left} left something");
         left_by_all += left;
         // The last kill may have come after the output was in place.
         let report = json(&arguments(&out));
