@@ -59,7 +59,7 @@ pub struct Args {
     ///
     /// Names: those of the model's own list of templates, then chatml, command-r, falcon3, gemma, granite, llama2, llama3,
     /// mistral-v1, mistral-v3, mistral-v3-tekken, mistral-v7, mistral-v7-tekken, phi3, phi4, vicuna, zephyr.
-    #[arg(long, value_name = "NAME|FILE", help_heading = "Prompt")]
+    #[arg(long, value_name = "NAME", help_heading = "Prompt")]
     pub(super) chat_template: Option<String>,
     /// System message before the prompt
     #[arg(long, value_name = "TEXT", help_heading = "Prompt")]

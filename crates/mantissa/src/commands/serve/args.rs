@@ -87,7 +87,7 @@ pub struct Args {
     /// Chat template of MODEL: a Jinja file, or a name
     ///
     /// As run --chat-template.
-    #[arg(long, value_name = "NAME|FILE", help_heading = "Models")]
+    #[arg(long, value_name = "NAME", help_heading = "Models")]
     chat_template: Option<String>,
     /// Refuse requests for models that are not served
     ///
