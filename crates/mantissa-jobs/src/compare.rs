@@ -321,7 +321,7 @@ impl Job for Compare {
         for candidate in &self.candidates {
             match candidate {
                 CompareCandidate::Recipe(recipe) if recipe.text.is_some() => {
-                    inputs.push((&recipe.name).into())
+                    inputs.push((&recipe.name).into());
                 }
                 CompareCandidate::Recipe(_) => {}
                 CompareCandidate::Model(model) => inputs.extend(model.inputs()),

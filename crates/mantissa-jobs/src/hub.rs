@@ -180,10 +180,7 @@ pub(crate) fn tagged(paths: &[&str], tag: &str) -> Option<usize> {
             is_end(name[..at].chars().next_back()) && is_end(name[at + found.len()..].chars().next())
         })
     };
-    paths
-        .iter()
-        .position(|path| is_word(&path))
-        .or_else(|| paths.iter().position(|path| name(path).contains(&tag)))
+    paths.iter().position(is_word).or_else(|| paths.iter().position(|path| name(path).contains(&tag)))
 }
 
 /// Returns the tag in the name of a GGUF model, such as `Q4_K_M`: its last word.

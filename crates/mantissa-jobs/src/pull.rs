@@ -25,7 +25,7 @@ use self::layout::{Place, Wanted};
 use self::listing::Asked;
 use self::selection::{Selection, select};
 use self::transfer::{Transfers, left_over};
-use crate::error::{BadInput, Result};
+use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
 use crate::hub::{self, HubName};
 use crate::job::{Job, JobOutput};
@@ -152,7 +152,10 @@ impl Pull {
         if let Some(out) = &self.out {
             return out.display().to_string();
         }
-        let revision = (self.revision != MAIN).then(|| format!("@{}", self.revision)).unwrap_or_default();
+        let revision = match self.revision.as_str() {
+            MAIN => String::new(),
+            other => format!("@{other}"),
+        };
         let tag = self.tag.as_ref().map_or_else(String::new, |tag| format!(":{tag}"));
         format!("{}{revision}{tag}", self.repository)
     }
@@ -258,7 +261,7 @@ impl Job for Pull {
     fn run(&self, host: &Host) -> Result<PullReport> {
         host.require_memory("pull", NEEDS)?;
         let _leaving = host.leaving("Interrupted. Rerun the same command to resume.".to_owned());
-        host.orderly(|| self.fetch(host), |error| error.is_stop())
+        host.orderly(|| self.fetch(host), JobError::is_stop)
     }
 }
 

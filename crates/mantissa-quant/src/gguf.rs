@@ -258,7 +258,7 @@ impl Layout {
         let name = |id: u32| texts.get(id as usize).and_then(Value::as_str).map(str::to_owned);
         let of_tokenizer = value(end_tokens::GGUF_KEYS[0]).and_then(Value::as_u64);
         let first = of_tokenizer.and_then(|id| u32::try_from(id).ok());
-        let (keys, lost) = EndTokens::gguf_keys(ids, first, &name);
+        let (keys, lost) = EndTokens::gguf_keys(ids, first, name);
         let kind = value("tokenizer.ggml.model").and_then(Value::as_str).unwrap_or_default();
         if let (true, None, Some(id)) = (keys.is_empty(), of_tokenizer, end_tokens::default_of(kind)) {
             let text = name(id).unwrap_or_default();

@@ -25,8 +25,9 @@ pub(crate) fn logged_steps(path: &Path) -> Result<u64> {
 /// I/O.
 pub(crate) fn logged_seconds(path: &Path, steps: u64) -> Result<f64> {
     let bytes = read_log(path)?;
-    let lines = bytes.split(|&b| b == b'\n').filter(|line| step_of(line).is_some_and(|step| step <= steps));
-    let seconds = lines.last().and_then(|line| serde_json::from_slice::<Seconds>(line).ok());
+    let mut lines =
+        bytes.split(|&b| b == b'\n').filter(|line| step_of(line).is_some_and(|step| step <= steps));
+    let seconds = lines.next_back().and_then(|line| serde_json::from_slice::<Seconds>(line).ok());
     Ok(seconds.map_or(0.0, |line| line.seconds))
 }
 

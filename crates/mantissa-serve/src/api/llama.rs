@@ -281,13 +281,15 @@ struct Probability<'a> {
     id: u32,
     token: String,
     bytes: &'a [u8],
-    logprob: Option<f32>,
+    /// As other answers write it: the digits of the double.
+    logprob: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Vec<Probability<'a>>>,
 }
 
 impl<'a> Probability<'a> {
     fn new(id: u32, piece: &'a Piece, logprob: Option<f32>) -> Self {
+        let logprob = logprob.map(f64::from);
         Probability { id, token: piece.shown(), bytes: &piece.bytes, logprob, top_logprobs: None }
     }
 }

@@ -223,10 +223,11 @@ fn messages(messages: &Value) -> Result<Vec<Value>> {
             });
             out["tool_calls"] = named.collect();
         }
-        if message["role"] == "tool" && out["tool_call_id"].is_null() {
-            if let Some(id) = open.pop_front() {
-                out["tool_call_id"] = json!(id);
-            }
+        if message["role"] == "tool"
+            && out["tool_call_id"].is_null()
+            && let Some(id) = open.pop_front()
+        {
+            out["tool_call_id"] = json!(id);
         }
         Ok(out)
     };

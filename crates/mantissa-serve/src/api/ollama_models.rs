@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, post};
+use mantissa_runtime::prepared::PreparedLinear;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use utoipa_axum::routes;
@@ -121,7 +122,7 @@ fn named(body: &Value) -> Result<&str, ApiError> {
 
 /// What all lists say of a model. The digest is of its name and formats: the files are not hashed at the start.
 fn listed(artifact: &Artifact) -> Map<String, Value> {
-    let size: u64 = artifact.model.linears().map(|linear| linear.bytes()).sum();
+    let size: u64 = artifact.model.linears().map(PreparedLinear::bytes).sum();
     let formats = artifact.formats().join(" ");
     let parameters = artifact.model.config().parameters();
     let digest = Sha256::digest(format!("{}\n{formats}\n{parameters}\n{size}", artifact.name).as_bytes());

@@ -146,7 +146,7 @@ fn exponential(value: f64) -> String {
 /// Size of a drawing and its margins, in drawing units. One unit is about one pixel on a phone.
 pub(super) const WIDTH: f64 = 360.0;
 pub(super) const HEIGHT: f64 = 230.0;
-const LEFT: f64 = 52.0;
+pub(super) const LEFT: f64 = 52.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 40.0;

@@ -1,6 +1,6 @@
 //! Scatter charts whose Pareto front is labelled; the other points have their names on hover and focus.
 
-use super::axis::{Axis, Frame, HEIGHT, Key, LETTER, WIDTH, colour, figure, width_of};
+use super::axis::{Axis, Frame, HEIGHT, Key, LEFT, LETTER, WIDTH, colour, figure, width_of};
 use super::mark::mark;
 use super::{Html, axis, figures};
 
@@ -177,7 +177,8 @@ fn free_area((x, y): (f64, f64), width: f64, taken: &[Area]) -> Area {
     ];
     let places = [0.0, -15.0, 15.0, -30.0, 30.0].into_iter().flat_map(|shift| {
         sides.map(|(right, down)| {
-            let left = (x + right).clamp(0.0, (WIDTH - width).max(0.0));
+            // Further left are the numbers of the axis.
+            let left = (x + right).clamp(LEFT, (WIDTH - width).max(LEFT));
             let top = (y + down + shift).clamp(0.0, HEIGHT - height);
             [left, top, left + width, top + height]
         })

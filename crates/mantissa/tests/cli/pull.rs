@@ -412,7 +412,7 @@ fn no_name_of_a_server_becomes_a_path_outside() {
     machine.pulled(&hash.hub, &["org/m"]);
     assert!(hash.hub.requests().iter().any(|request| request.method == "HEAD"));
     let deep = hostile(|list| {
-        list["siblings"] = serde_json::from_str(&("[".repeat(100) + &"]".repeat(100))).unwrap()
+        list["siblings"] = serde_json::from_str(&("[".repeat(100) + &"]".repeat(100))).unwrap();
     });
     assert!(machine.fails(&deep.hub, 3, &["org/m"]).contains("expected a list of a model's files"));
     let away = Hub::start(
