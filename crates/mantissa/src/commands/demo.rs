@@ -142,7 +142,7 @@ impl Execute for Args {
     }
 
     /// # Errors
-    /// I/O; [`GateFailed`] if an output does not verify.
+    /// I/O; [`GateFailed`](crate::error::GateFailed) if an output does not verify.
     fn run(&self, context: &Context) -> Result<()> {
         let start = Instant::now();
         let names: Vec<&str> = match self.recipes.as_slice() {
