@@ -270,7 +270,7 @@ fn greedy() -> Vec<Row> {
             })
         },
         row("greedy: llama.cpp prompts", "/completion", ANY, || {
-            json!({ "prompt": vec!["word ".repeat(100); 64], "n_predict": -1, "n_probs": 20, "ignore_eos": true }).to_string()
+            json!({ "prompt": vec!["word ".repeat(100); 64], "n_predict": -1, "n_probs": 5, "ignore_eos": true }).to_string()
         }),
         row("greedy: ollama prompt", "/api/generate", ANY, || {
             json!({ "model": "demo", "prompt": long_text(), "options": { "num_predict": -1, "num_ctx": 1_000_000 } }).to_string()
