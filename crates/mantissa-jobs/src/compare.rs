@@ -260,19 +260,11 @@ impl Compare {
         let Some(reference) = reference else { return Ok(Vec::new()) };
         let bench = Bench { reference: &reference.decoder, texts, threads };
         let total = texts.iter().map(|(_, sequences)| tokens(sequences)).sum();
-        let progress = host.progress(total, Unit::Items("tokens"));
-        progress.message(name);
-        let told = |done| {
-            progress.set(done);
-            if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let found = host.orderly(|| bench.compared(&model.decoder, &told), JobError::is_stop)?;
-        progress.finish();
-        Ok(found)
+        watched(host, total, name, |told| bench.compared(&model.decoder, told))
     }
 
     /// Measures the model itself.
-    fn of_reference(&self, texts: &Texts, host: &Host) -> Result<(Option<f64>, u64, Vec<ComparedText>)> {
+    fn described(&self, texts: &Texts, host: &Host) -> Result<(Option<f64>, u64, Vec<ComparedText>)> {
         let inspected = Inspect { model: self.model.clone(), stats: false }.run(host)?;
         let used = Compare::usage(texts, host);
         let files = open(&self.model, host)?;
@@ -286,13 +278,7 @@ impl Compare {
         let threads = adapt::fit_threads(used.threads, host, needs)?;
         let (model, _) = ModelUse { threads, ..used }.load(files, None, host)?;
         let bench = Bench { reference: &model.decoder, texts, threads };
-        let progress = host.progress(0, Unit::Items("tokens"));
-        let told = |done| {
-            progress.set(done);
-            if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let found = host.orderly(|| bench.of_reference(&told), JobError::is_stop)?;
-        progress.finish();
+        let found = watched(host, 0, "", |told| bench.reference(told))?;
         let described = texts.iter().zip(found).map(|((name, _), found)| ComparedText {
             text: name.clone(),
             windows: found.windows.len(),
@@ -304,6 +290,26 @@ impl Compare {
         let bits = inspected.linear_bits_per_weight.or(inspected.bits_per_weight);
         Ok((bits, inspected.bytes, described.collect()))
     }
+}
+
+/// Runs a `pass` over `total` tokens (0 if unknown) of the model `name`: shows its progress, and stops it when the host asks.
+fn watched<T>(
+    host: &Host,
+    total: u64,
+    name: &str,
+    pass: impl FnOnce(&(dyn Fn(u64) -> ControlFlow<()> + Sync)) -> Result<T>,
+) -> Result<T> {
+    let progress = host.progress(total, Unit::Items("tokens"));
+    if !name.is_empty() {
+        progress.message(name);
+    }
+    let told = |done| {
+        progress.set(done);
+        if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let found = host.orderly(|| pass(&told), JobError::is_stop)?;
+    progress.finish();
+    Ok(found)
 }
 
 /// True for a failure of disk or system; too little memory is a fact about one candidate.
@@ -364,7 +370,7 @@ impl Job for Compare {
     fn run(&self, host: &Host) -> Result<CompareReport> {
         let start = Instant::now();
         let texts = self.read(host)?;
-        let (bits, bytes, described) = self.of_reference(&texts, host)?;
+        let (bits, bytes, described) = self.described(&texts, host)?;
         let scratch = Scratch::new()?;
         if let Some(folder) = &self.keep_outputs {
             disk::create_folders(folder).at(folder.display().to_string())?;

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use mantissa_quant::{Outcome, Plan, Quality};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::OutputFault;
-use mantissa_store::{Committed, Error, Manifest, Shown, manifest_path};
+use mantissa_store::gguf::is_part_of;
+use mantissa_store::target::has_siblings;
+use mantissa_store::{Committed, Error, Manifest, Shown, disk, manifest_path};
 
 use crate::error::Result;
 use crate::host::Host;
@@ -20,7 +22,7 @@ use crate::hub::is_first_part;
 ///
 /// # Errors
 /// An output that another job wrote, with what differs; files that cannot be read.
-pub fn of_plan(
+pub fn output_of_plan(
     plan: &Plan,
     source: &ModelFiles,
     out: &Path,
@@ -34,7 +36,8 @@ pub fn of_plan(
         None if !refused => return Ok(None),
         None => OutputFault::Exists { what },
         Some(found) if !refused => {
-            let is_finished = !is_interrupted(out) && host.wrote(out)? && found.damage()?.is_none();
+            // What a killed run left beside its output, the job removes when it runs as always.
+            let is_finished = !has_siblings(out) && host.wrote(out)? && found.damage()?.is_none();
             return Ok(is_finished.then(|| found.outcome()));
         }
         Some(found) => {
@@ -56,8 +59,8 @@ pub fn of_plan(
 ///
 /// # Errors
 /// Files that cannot be read.
-pub fn of_job(out: &Path, others: &[&Path], host: &Host) -> Result<Option<Outcome>> {
-    if host.replaces() || host.is_refused(out) || is_interrupted(out) || !host.wrote(out)? {
+pub fn output_of_job(out: &Path, others: &[&Path], host: &Host) -> Result<Option<Outcome>> {
+    if host.replaces() || host.is_refused(out) || has_siblings(out) || !host.wrote(out)? {
         return Ok(None);
     }
     for other in others {
@@ -92,9 +95,8 @@ impl Found {
         let mismatches = match self.model.is_dir() {
             true => mantissa_store::verify_manifest(&self.model)?,
             false => {
-                let folder = self.model.parent().filter(|folder| *folder != Path::new(""));
                 let mut found: Vec<_> = self.manifest.altered().into_iter().collect();
-                found.extend(self.manifest.compare(folder.unwrap_or(Path::new(".")))?);
+                found.extend(self.manifest.compare(disk::folder_of(&self.model))?);
                 found
             }
         };
@@ -107,26 +109,16 @@ impl Found {
     }
 }
 
-/// True if a work folder or a lock lies beside the output at `out`: a run of the job was killed before it had tidied up, or is
-/// not done. The job then runs as always, which removes them.
-fn is_interrupted(out: &Path) -> bool {
-    let parent = out.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    let start = format!(".{}.mantissa-", out.file_name().unwrap_or_default().to_string_lossy());
-    let mut entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&start))
-}
-
 /// Returns the path that opens the output at `out`: itself, or the first part of a split GGUF model.
 fn opened(out: &Path) -> Option<PathBuf> {
     if out.is_dir() || out.is_file() {
         return Some(out.to_owned());
     }
-    let stem = out.file_name()?.to_str()?.strip_suffix(".gguf")?;
-    let parent = out.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    let entries = std::fs::read_dir(parent).ok()?.flatten().map(|entry| entry.path());
+    let own = out.file_name()?.to_str().filter(|name| name.ends_with(".gguf"))?;
+    let entries = std::fs::read_dir(disk::folder_of(out)).ok()?.flatten().map(|entry| entry.path());
     let is_part = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.strip_prefix(stem).is_some_and(|rest| rest.starts_with("-00001-of-")) && is_first_part(&name)
+        is_part_of(own, &name) && is_first_part(&name)
     };
     entries.into_iter().find(is_part)
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use mantissa_num::nearest_list;
+use mantissa_store::disk;
 
 /// Prefixes that people copy with a name.
 const PREFIXES: [&str; 6] = [
@@ -229,7 +230,7 @@ pub fn cached_names(cache: &Path) -> Vec<String> {
 
 /// Says what to do about a path that is not there: the name like it beside it, or the download of a name on the hub.
 pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
-    let folder = missing.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let folder = disk::folder_of(missing);
     let name = missing.file_name().unwrap_or_default().to_string_lossy();
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let beside: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

@@ -8,7 +8,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
 use mantissa_store::shards::MAX_CONFIG_BYTES;
-use mantissa_store::{Checkpoint, Error, INDEX_NAME, Shown, interrupted_publication, json};
+use mantissa_store::{Checkpoint, Error, INDEX_NAME, Shown, disk, interrupted_publication, json};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::embedded;
@@ -131,10 +131,7 @@ pub fn vocabulary(files: &ModelFiles) -> Result<usize> {
 
 /// Returns the model folder that `file` is the weight file or index of, if it has a config.
 fn folder_of(file: &Path) -> Option<&Path> {
-    let dir = match file.parent()? {
-        parent if parent == Path::new("") => Path::new("."),
-        parent => parent,
-    };
+    let dir = disk::folder_of(file);
     if !file.is_file() || !dir.join("config.json").is_file() {
         return None;
     }
@@ -239,15 +236,14 @@ impl ModelPath {
             return Vec::new();
         }
         let mut inputs = vec![self.at.clone()];
-        let (Some(parent), Some(name)) = (self.at.parent(), self.at.file_name()) else { return inputs };
+        let Some(name) = self.at.file_name() else { return inputs };
         if !self.at.is_file() {
             return inputs;
         }
         // The other files of a split GGUF model, and the files next to it.
         let name = name.to_string_lossy();
         let stem = name.rsplit_once("-00001-of-").map_or(&*name, |(stem, _)| stem);
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(disk::folder_of(&self.at)).into_iter().flatten().flatten() {
             let other = entry.file_name();
             let other = other.to_string_lossy();
             if is_part_of(stem, &other)

@@ -105,7 +105,7 @@ impl PullArguments {
             BadInput::new("HF_HUB_CACHE", "neither it nor HOME", "a folder for models")
                 .with_fix("set HF_HUB_CACHE")
         })?;
-        let endpoint = settings::endpoint(&settings::of_process)?;
+        let endpoint = settings::endpoint(&settings::process_variable)?;
         Ok(Pull { repository, revision, tag: file, include, endpoint, cache, out })
     }
 }
@@ -168,7 +168,7 @@ impl Pull {
     }
 
     fn client(&self, host: &Host) -> Result<Client> {
-        let variable = &settings::of_process;
+        let variable = &settings::process_variable;
         settings::online(variable)?;
         let endpoint = settings::parsed(&self.endpoint)?;
         let token = settings::token(variable)?;

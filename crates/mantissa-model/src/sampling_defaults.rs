@@ -22,7 +22,7 @@ pub struct SamplingDefaults {
     pub repetition: Option<f32>,
 }
 
-/// What a model recommends, and what of it cannot be used.
+/// Recommendations of a model, and those of them that cannot be used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recommended {
     /// Parameters that are used.
@@ -113,7 +113,7 @@ impl Recommended {
         }
         let path = files.dir().join("generation_config.json");
         match read_json(&path) {
-            Ok(Some(config)) => Self::of_config(&config, &path.display().to_string()),
+            Ok(Some(config)) => Self::from_config(&config, &path.display().to_string()),
             _ => Self::default(),
         }
     }
@@ -135,7 +135,7 @@ impl Recommended {
 
     /// Reads `generation_config.json`. Without sampling (`do_sample` false) generation is greedy, and the parameters of
     /// sampling are not meant.
-    fn of_config(config: &Value, file: &str) -> Self {
+    fn from_config(config: &Value, file: &str) -> Self {
         if config["do_sample"] == false {
             let temperature = Some(0.0);
             let own = Self::from_values(|parameter| {
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_configuration_states_what_is_used() {
         let config = json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": null, "repetition_penalty": 1.1});
-        let found = Recommended::of_config(&config, "g");
+        let found = Recommended::from_config(&config, "g");
         let expected = SamplingDefaults {
             temperature: Some(0.6),
             top_k: Some(20),
@@ -200,13 +200,13 @@ mod tests {
         };
         assert_eq!((found.defaults, found.refused), (expected, Vec::new()));
         assert_eq!(expected.shown(), "temperature 0.6, top-k 20, top-p 0.95, repetition penalty 1.1");
-        assert!(Recommended::of_config(&json!({"eos_token_id": 2}), "g").defaults.is_empty());
+        assert!(Recommended::from_config(&json!({"eos_token_id": 2}), "g").defaults.is_empty());
     }
 
     #[test]
     fn without_sampling_a_model_is_greedy() {
         let config = json!({"do_sample": false, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2});
-        let found = Recommended::of_config(&config, "g").defaults;
+        let found = Recommended::from_config(&config, "g").defaults;
         let expected =
             SamplingDefaults { temperature: Some(0.0), repetition: Some(1.2), ..SamplingDefaults::default() };
         assert_eq!(found, expected);
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn unusable_values_are_named_and_left_out() {
         let config = json!({"temperature": 7.5, "top_k": -3, "top_p": "x", "min_p": 0.05});
-        let Recommended { defaults, refused } = Recommended::of_config(&config, "g");
+        let Recommended { defaults, refused } = Recommended::from_config(&config, "g");
         assert_eq!(defaults, SamplingDefaults { min_p: Some(0.05), ..SamplingDefaults::default() });
         assert_eq!(refused.len(), 3, "{refused:?}");
         assert!(
@@ -223,7 +223,7 @@ mod tests {
             "{refused:?}"
         );
         // -1 keeps all, as 0 does.
-        assert_eq!(Recommended::of_config(&json!({"top_k": -1}), "g").defaults.top_k, Some(0));
+        assert_eq!(Recommended::from_config(&json!({"top_k": -1}), "g").defaults.top_k, Some(0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Comparison of a finished output with what a plan would make, by what its `quality.json` records.
 
-use mantissa_store::Shown;
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Shown, TOOL};
 use serde_json::Value;
 
 use crate::assess::exceeded;
@@ -18,9 +18,8 @@ impl Plan {
     /// # Errors
     /// A file of the source that cannot be read.
     pub fn difference(&self, quality: &Quality, source: &ModelFiles) -> Result<Option<String>> {
-        let tool = concat!("mantissa ", env!("CARGO_PKG_VERSION"));
-        if quality.tool != tool {
-            return Ok(Some(format!("made by {}, this is {tool}", Shown(&quality.tool))));
+        if quality.tool != TOOL {
+            return Ok(Some(format!("made by {}, this is {TOOL}", Shown(&quality.tool))));
         }
         let stated =
             self.settings(quality).or_else(|| self.texts(quality)).or_else(|| self.measured(quality));

@@ -13,6 +13,11 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::failpoint::{Change, change};
 
+/// Returns the folder that `path` lies in: `.` for a bare name.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Creates a file that must not exist, open for reading and writing.
 ///
 /// # Errors

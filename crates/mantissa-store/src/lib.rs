@@ -79,7 +79,7 @@ pub use hash::{FileDigest, hash_file, hash_file_while};
 pub use journal::{JOURNAL_NAME, Journal};
 pub use lock::Lock;
 pub use manifest::{
-    MANIFEST_NAME, Manifest, Mismatch, Seal, beside, companion_path, manifest_path, verify_manifest,
+    MANIFEST_NAME, Manifest, Mismatch, Seal, TOOL, beside, companion_path, manifest_path, verify_manifest,
 };
 pub use nested::writer_of;
 pub use output::{JobKey, Output};

@@ -31,6 +31,9 @@ const VERSION: u64 = 1;
 /// Field with the digest of the others.
 const SEAL: &str = "sha256";
 
+/// Program and version, as files and replies name what made them.
+pub const TOOL: &str = concat!("mantissa ", env!("CARGO_PKG_VERSION"));
+
 /// Fields of a manifest. A line of its own after `tool`, [`SEAL`] is left out of recorded hashes such as the hashes of files.
 const FIELDS: [&str; 5] = ["version", "tool", SEAL, "files", "run"];
 
@@ -111,7 +114,7 @@ fn digest_of(value: &Value) -> String {
 impl Manifest {
     /// A manifest of these files, by this version of the program.
     pub fn new(files: BTreeMap<String, FileDigest>, run: Map<String, Value>) -> Self {
-        let tool = concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned();
+        let tool = TOOL.to_owned();
         Self { tool, files, run, seal: Seal::Intact }
     }
 

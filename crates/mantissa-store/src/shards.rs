@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::disk;
 use crate::error::{Error, ForeignKind, IndexFault, Result};
 use crate::json::{parse_strict, read_strict, with_spelled_floats};
 use crate::quantization;
@@ -151,11 +152,7 @@ impl Checkpoint {
         if let Some(kind) = foreign_kind(path) {
             return Err(Error::Foreign { path: path.to_owned(), kind });
         }
-        let dir = match path.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        Ok(Self::of_one(dir, SafeTensors::open(path)?))
+        Ok(Self::of_one(disk::folder_of(path), SafeTensors::open(path)?))
     }
 
     fn open_folder(dir: &Path) -> Result<Self> {

@@ -9,6 +9,9 @@ use crate::disk;
 use crate::error::{Error, OutputFault, Result};
 use crate::failpoint;
 
+/// Word between the name of an output and the purpose of what lies beside it.
+const SIBLING: &str = ".mantissa-";
+
 /// Refuses an output that is the input, lies inside it or contains it. Neither the output nor its parents need exist.
 /// Links are resolved first.
 ///
@@ -91,9 +94,19 @@ impl Target {
     fn sibling_name(&self, suffix: &str) -> OsString {
         let mut name = OsString::from(".");
         name.push(&self.name);
-        name.push(format!(".mantissa-{suffix}"));
+        name.push(SIBLING);
+        name.push(suffix);
         name
     }
+}
+
+/// True if a work folder or a lock of any process lies beside `output`. The name proves nothing.
+pub fn has_siblings(output: &Path) -> bool {
+    let mut start = OsString::from(".");
+    start.push(output.file_name().unwrap_or_default());
+    start.push(SIBLING);
+    let mut entries = fs::read_dir(disk::folder_of(output)).into_iter().flatten().flatten();
+    entries.any(|entry| entry.file_name().as_encoded_bytes().starts_with(start.as_encoded_bytes()))
 }
 
 /// Canonical form of `path`, whose last parts need not exist.

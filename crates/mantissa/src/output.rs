@@ -12,6 +12,12 @@ use crate::error::StdoutError;
 pub use crate::table::{Align, Table, command, labelled, paragraph};
 use crate::terminal::Escaping;
 
+/// Makes a sentence of a clause: with a capital and a full stop.
+pub fn sentence(clause: &str) -> String {
+    let mut letters = clause.chars();
+    letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_uppercase(), letters.as_str()))
+}
+
 /// Writes text for people to standard output: misleading characters are escaped, endless lines are cut.
 ///
 /// # Errors

@@ -29,7 +29,7 @@ impl Bench<'_> {
     ///
     /// # Errors
     /// As [`mantissa_eval::evaluate_while`].
-    pub fn of_reference(&self, told: &(dyn Fn(u64) -> ControlFlow<()> + Sync)) -> Result<Vec<Evaluation>> {
+    pub fn reference(&self, told: &(dyn Fn(u64) -> ControlFlow<()> + Sync)) -> Result<Vec<Evaluation>> {
         self.on_texts(self.reference, None, told)
     }
 

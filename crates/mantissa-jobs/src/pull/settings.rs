@@ -34,7 +34,7 @@ impl fmt::Debug for Token {
 pub(super) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Reads a variable of the process.
-pub(super) fn of_process(name: &str) -> Option<OsString> {
+pub(super) fn process_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 

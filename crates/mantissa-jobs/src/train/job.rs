@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use mantissa_store::Kind;
+use mantissa_store::{Kind, TOOL};
 use mantissa_train::GemmHealth;
 use mantissa_train::config::RunConfig;
 use serde::{Deserialize, Serialize};
@@ -231,7 +231,7 @@ impl Train {
     /// Describes the run at its start.
     fn description(&self, setup: &Setup, needs: u64, data: &DataReport, host: &Host) -> RunFile {
         RunFile {
-            tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
+            tool: TOOL.to_owned(),
             machine: Machine::this(),
             threads: host.threads,
             parameters: setup.config.parameters(),

@@ -401,7 +401,7 @@ fn create_folder(path: &Path) -> Result<()> {
         return Ok(());
     }
     disk::create_folders(path).map_err(fault(path, "create folder"))?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = disk::folder_of(path);
     disk::sync_path(parent).map_err(fault(parent, "fsync folder"))
 }
 

@@ -48,7 +48,7 @@ pub struct KvPolicy {
 #[error("KV cache \"{text}\": {fault}")]
 pub struct KvParseError {
     text: String,
-    /// What was expected and found, perhaps in the words of a scheme's error.
+    /// Expected and found values, perhaps in the words of a scheme's error.
     fault: String,
 }
 

@@ -143,7 +143,7 @@ impl Device {
     ///
     /// # Errors
     /// [`FiguresError`] names the key.
-    pub fn of_figures(text: &str) -> Result<Self, FiguresError> {
+    pub fn from_figures(text: &str) -> Result<Self, FiguresError> {
         let flag = Flag("--hardware");
         let (mut title, mut maker, mut sm) = ("given".to_owned(), Maker::Nvidia, None);
         let (mut speed, mut size, mut link) = (None, None, 0.0);
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn figures_of_a_data_sheet_make_a_device() {
         let given = "bandwidth=1008GB/s,memory=24GB,bf16=165.2TFLOPS,fp8=330.3TFLOPS,int8=660.6TOPS,sm=8.9,name=My card";
-        let (device, known) = (Device::of_figures(given).unwrap(), Device::named("rtx4090").unwrap());
+        let (device, known) = (Device::from_figures(given).unwrap(), Device::named("rtx4090").unwrap());
         assert_eq!((device.memory, device.bandwidth), (known.memory, known.bandwidth));
         for unit in [Unit::Bf16, Unit::Fp8, Unit::Int8] {
             assert_eq!(device.rate(unit), known.rate(unit), "{unit}");
@@ -272,13 +272,13 @@ mod tests {
         assert_eq!((device.rate(Unit::Fp4), &*device.title), (None, "My card"));
         assert_eq!(device.gpu().map(|gpu| gpu.sm), Some(89));
         assert_eq!(device.available(), known.available());
-        let mac = Device::of_figures("maker=apple,memory=24GiB,bandwidth=0.12 TB/s,fp16=4TFLOP/s").unwrap();
+        let mac = Device::from_figures("maker=apple,memory=24GiB,bandwidth=0.12 TB/s,fp16=4TFLOP/s").unwrap();
         assert!((mac.usable - 2.0 / 3.0).abs() < 1e-12 && mac.sm.is_none() && mac.bandwidth == 120e9);
     }
 
     #[test]
     fn faults_name_the_key_and_what_is_expected() {
-        let fault = |text: &str| Device::of_figures(text).unwrap_err().to_string();
+        let fault = |text: &str| Device::from_figures(text).unwrap_err().to_string();
         for (text, words) in [
             ("memory=24GB,bf16=1T", "bandwidth: expected a bandwidth with its unit"),
             ("bandwidth=1008,memory=24GB,bf16=1T", "got \"1008\""),

@@ -91,7 +91,7 @@ pub(super) const NVIDIA: Spec = Spec {
 /// Bytes that driver, context, graphs and libraries of a serving engine take on a GPU.
 const GPU_RESERVED: f64 = 0.8e9;
 
-/// What all devices of a maker have in common.
+/// Properties that all devices of a maker have in common.
 pub(super) struct Habits {
     /// Share of the memory that models may use.
     pub(super) usable: f64,

@@ -138,7 +138,7 @@ mod tests {
         // A Mac's GPU shares the memory with its processor.
         assert_eq!(split("Llama-3.1-70B", "m3", "Q4_K_M"), None);
         // Nothing but the head's own bytes fits nowhere: all on the host.
-        let tiny = Device::of_figures("bandwidth=1TB/s,memory=1GB,bf16=1T").unwrap();
+        let tiny = Device::from_figures("bandwidth=1TB/s,memory=1GB,bf16=1T").unwrap();
         let load = Load::of_context(4096, 1, Parallel::Tensor);
         let found = answer(&ModelShape::named("Llama-3.1-70B").unwrap(), &tiny, &load);
         let row = found.rows.iter().find(|row| row.precision.name == "Q4_K_M").unwrap();

@@ -1,8 +1,8 @@
 //! `quality.json` of an output.
 
 use mantissa_model::Products;
-use mantissa_store::TensorMeta;
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{TOOL, TensorMeta};
 
 use crate::calibrate::CalibrationSet;
 use crate::fold::Folded;
@@ -48,7 +48,7 @@ impl Quality {
         let fallbacks = layers.iter().filter(|layer| layer.fallback.is_some());
         Quality {
             version: VERSION,
-            tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
+            tool: TOOL.to_owned(),
             recipe: plan.job.label(),
             method: plan.method_name(),
             weights: plan.weights.to_string(),

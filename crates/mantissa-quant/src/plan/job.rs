@@ -100,8 +100,7 @@ impl WeightJob {
         }
     }
 
-    /// Returns the name of the method of `module`, of `scheme`, in reports. Where methods are mixed it is the name in
-    /// recipes, which tells variants apart.
+    /// Returns the name of the method of `module`, of `scheme`, in reports: that in recipes, which tells variants apart.
     pub(crate) fn method_of(&self, module: &str, scheme: &Scheme) -> &'static str {
         let Some(recipe) = self.recipe().filter(|recipe| recipe.mixes_methods()) else {
             return self.method();

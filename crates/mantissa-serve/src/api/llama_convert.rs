@@ -95,15 +95,7 @@ pub(super) fn sampling(body: &Value, bytes: usize) -> Result<Sampling<Nothing>> 
         out.insert("logit_bias".into(), biases(&body["logit_bias"])?);
     }
     samplers(&body["samplers"])?;
-    match body["repeat_last_n"].as_i64() {
-        Some(0) => _ = out.insert("repetition_penalty".into(), json!(1.0)),
-        Some(tokens)
-            if tokens > 0 && out.get("repetition_penalty").is_some_and(|penalty| *penalty != 1.0) =>
-        {
-            note(format!("repeat_last_n: not {tokens} tokens but all so far count for repeat_penalty"));
-        }
-        _ => {}
-    }
+    penalty_window("repeat_last_n", &body["repeat_last_n"], &mut out);
     let probabilities = out.remove("n_probs");
     // Cuts and random numbers as llama.cpp has them.
     out.entry("sampler").or_insert(json!("llama.cpp"));
@@ -116,6 +108,20 @@ pub(super) fn sampling(body: &Value, bytes: usize) -> Result<Sampling<Nothing>> 
             Some(read.ok_or_else(|| FieldError::new("n_probs", "a number of tokens", &count))?);
     }
     Ok(request)
+}
+
+/// Applies the window of the repetition penalty, which `field` states: 0 turns the penalty off; other windows are shorter than
+/// that of the penalty here, which a note says.
+pub(super) fn penalty_window(field: &str, window: &Value, out: &mut Map<String, Value>) {
+    match window.as_i64() {
+        Some(0) => _ = out.insert("repetition_penalty".into(), json!(1.0)),
+        Some(tokens)
+            if tokens > 0 && out.get("repetition_penalty").is_some_and(|penalty| *penalty != 1.0) =>
+        {
+            note(format!("{field}: not {tokens} tokens but all so far count for repeat_penalty"));
+        }
+        _ => {}
+    }
 }
 
 /// Reads biases: an object, or pairs of a token and its bias, where false bans the token.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::Sampling;
 use super::convert::FieldError;
-use super::notes::note;
+use super::llama_convert::penalty_window;
 use super::{ApiError, unknown};
 use crate::tools::call_id;
 
@@ -308,18 +308,7 @@ fn options(options: &Value, out: &mut Map<String, Value>) -> Result<Option<usize
             })?,
         }
     }
-    // 0 turns the penalty off; other windows are shorter than that of the penalty here.
-    match options["repeat_last_n"].as_i64() {
-        Some(0) => _ = out.insert("repetition_penalty".into(), json!(1.0)),
-        Some(tokens)
-            if tokens > 0 && out.get("repetition_penalty").is_some_and(|penalty| *penalty != 1.0) =>
-        {
-            note(format!(
-                "options.repeat_last_n: not {tokens} tokens but all so far count for repeat_penalty"
-            ));
-        }
-        _ => {}
-    }
+    penalty_window("options.repeat_last_n", &options["repeat_last_n"], out);
     Ok(context)
 }
 

@@ -17,6 +17,7 @@ use super::ollama::OllamaRequest;
 use super::ollama_convert::model;
 use super::ollama_error::Errors;
 use super::ollama_reply::date;
+use super::status::PROGRAM;
 use super::{ApiError, App, Artifact, Endpoints};
 use crate::reasoning::Marks;
 
@@ -48,7 +49,7 @@ pub(super) fn endpoints() -> Endpoints {
     responses((status = 200, description = "The version", body = Value), Errors)
 )]
 pub(crate) async fn version() -> Json<Value> {
-    Json(json!({ "version": VERSION, "server": concat!("mantissa ", env!("CARGO_PKG_VERSION")) }))
+    Json(json!({ "version": VERSION, "server": PROGRAM }))
 }
 
 /// Lists the models.
@@ -120,7 +121,7 @@ fn named(body: &Value) -> Result<&str, ApiError> {
     model(body)?.ok_or_else(|| ApiError::field("model", "nothing", "the name of a model"))
 }
 
-/// What all lists say of a model. The digest is of its name and formats: the files are not hashed at the start.
+/// Describes a model as all lists do. The digest is of its name and formats: the files are not hashed at the start.
 fn listed(artifact: &Artifact) -> Map<String, Value> {
     let size: u64 = artifact.model.linears().map(PreparedLinear::bytes).sum();
     let formats = artifact.formats().join(" ");

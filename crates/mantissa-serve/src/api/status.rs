@@ -17,6 +17,9 @@ use utoipa_axum::routes;
 use super::{ApiError, App, Artifact, Endpoints, llama, llama_convert, stopping};
 use crate::engine::{Caller, SlotState};
 
+/// This program with its version, in replies.
+pub(super) const PROGRAM: &str = concat!("mantissa ", env!("CARGO_PKG_VERSION"));
+
 /// Health of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Health {
@@ -154,7 +157,7 @@ fn described(artifact: &Artifact) -> Map<String, Value> {
         ("bos_token", json!(special(artifact, "bos_token"))),
         ("eos_token", json!(special(artifact, "eos_token"))),
         ("modalities", json!({ "vision": false, "audio": false })),
-        ("build_info", json!(concat!("mantissa ", env!("CARGO_PKG_VERSION")))),
+        ("build_info", json!(PROGRAM)),
         ("is_sleeping", json!(false)),
     ];
     all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

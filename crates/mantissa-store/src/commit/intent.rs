@@ -152,7 +152,7 @@ pub(super) fn is_under_way(parent: &Path, work: &Path) -> bool {
 /// Finds the work folder of an interrupted publication of the single-file or split model at `path`. Files of the
 /// model may be missing or mixed with files of the previous model. Rerunning the command that wrote it completes it.
 pub fn interrupted_publication(path: &Path) -> Option<PathBuf> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = disk::folder_of(path);
     let name = path.file_name()?.to_str()?;
     let marker = format!(".mantissa-{PURPOSE}-");
     for entry in fs::read_dir(parent).ok()?.flatten() {

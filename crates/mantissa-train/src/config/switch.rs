@@ -65,7 +65,7 @@ fn policy_keys(name: &str) -> Option<Vec<Own>> {
     Some(scales.then(scaling).into_iter().collect())
 }
 
-/// What a change of a kind did to other keys.
+/// Effects of a change of kind on other keys.
 #[derive(Debug, Default)]
 pub(super) struct Switched {
     /// A line for each kind that was changed, with the keys that went.

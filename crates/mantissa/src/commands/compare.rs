@@ -280,12 +280,6 @@ fn conclusion(report: &CompareReport) -> String {
     }
 }
 
-/// Makes a sentence of a clause.
-fn sentence(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| format!("{}{}.", first.to_uppercase(), letters.as_str()))
-}
-
 /// Says what was measured.
 fn measured_on(report: &CompareReport) -> String {
     let of = |text: &mantissa_jobs::ComparedText| {

@@ -128,7 +128,7 @@ impl Execute for Args {
     fn run(&self, context: &Context) -> Result<()> {
         let job = self.resolved()?;
         let prepared = job.prepare(context)?;
-        let found = finished::of_plan(&prepared.plan, &prepared.source, &job.out, false, context)?;
+        let found = finished::output_of_plan(&prepared.plan, &prepared.source, &job.out, false, context)?;
         let already_complete = found.is_some();
         let outcome = match found {
             Some(outcome) => outcome,

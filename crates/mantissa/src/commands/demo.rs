@@ -157,7 +157,7 @@ impl Execute for Args {
         let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
         progress.message("unquantized model");
         let compared = bench.compared(context.threads);
-        let dense = figures(&compared.of_reference(&|_| ControlFlow::Continue(()))?);
+        let dense = figures(&compared.reference(&|_| ControlFlow::Continue(()))?);
         let scratch = Scratch::new()?;
         let mut rows = Vec::with_capacity(recipes.len());
         for (i, recipe) in recipes.into_iter().enumerate() {

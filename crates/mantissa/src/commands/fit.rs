@@ -36,7 +36,7 @@ impl Execute for Args {
     fn run(&self, context: &Context) -> Result<()> {
         let job = self.resolved(context.seed)?;
         let others: Vec<&Path> = self.html.iter().chain(&job.save_recipe).map(PathBuf::as_path).collect();
-        if let Some(outcome) = finished::of_job(&job.out, &others, context)? {
+        if let Some(outcome) = finished::output_of_job(&job.out, &others, context)? {
             let complete = Complete::new(&outcome);
             return context.report(&complete, |out| complete.human(out));
         }

@@ -10,6 +10,7 @@ use mantissa_jobs::memory;
 use mantissa_plan::contract::{Engine, EngineTarget, installs, loads_in};
 use mantissa_quant::Plan;
 use mantissa_store::convention::{ModelFiles, gguf};
+use mantissa_store::disk;
 use serde::Serialize;
 
 use super::model::ModelPath;
@@ -75,10 +76,9 @@ pub fn serve(target: &EngineTarget, convention: &str, out: &Path) -> String {
 /// Returns the command that loads a model in transformers and leaves it in an interactive Python: a folder, or a GGUF
 /// file, which is named apart from its folder.
 fn transformers(convention: &str, out: &Path) -> String {
-    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
     let arguments = match out.file_name() {
         Some(file) if convention == gguf::CONTAINER.name() => {
-            let folder = parent.unwrap_or(Path::new("."));
+            let folder = disk::folder_of(out);
             format!("{}, gguf_file={}", python(folder.as_os_str()), python(file))
         }
         _ => python(out.as_os_str()),

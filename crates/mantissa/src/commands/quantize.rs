@@ -74,9 +74,13 @@ impl Execute for Args {
             let report = DryRun::of(plan, &prepared.source, &resolved, (self.verify, *least, seconds));
             return context.report(&report, |out| report.human(out));
         }
-        if let Some(outcome) =
-            finished::of_plan(plan, &prepared.source, &resolved.job.out, resolved.job.restart, context)?
-        {
+        if let Some(outcome) = finished::output_of_plan(
+            plan,
+            &prepared.source,
+            &resolved.job.out,
+            resolved.job.restart,
+            context,
+        )? {
             let done =
                 Done::new((self, &resolved, &prepared.source), (plan, &outcome), &resolved.job.out, None);
             context.report(&done, |out| human(out, &done, self.layers))?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use mantissa_store::gguf::{is_part_of, split_paths};
-use mantissa_store::{Error, FileSet, MANIFEST_NAME, StagedSet, beside};
+use mantissa_store::{Error, FileSet, MANIFEST_NAME, StagedSet, beside, disk};
 
 use crate::error::Result;
 use crate::quality::QUALITY_NAME;
@@ -69,7 +69,7 @@ impl Output {
 /// and the files beside its first. The first parts come first.
 fn obsolete(out: &Path, parts: &[String]) -> std::result::Result<Vec<String>, Error> {
     let own = name_of(out);
-    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = disk::folder_of(out);
     let entries = match fs::read_dir(parent) {
         Ok(entries) => entries,
         // The folder is created with the output.

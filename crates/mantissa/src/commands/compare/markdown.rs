@@ -2,8 +2,8 @@
 
 use mantissa_jobs::{CompareReport, CompareRow};
 
-use super::{conclusion, kl_text, measured_on, sentence, share, sizes};
-use crate::output::bytes;
+use super::{conclusion, kl_text, measured_on, share, sizes};
+use crate::output::{bytes, sentence};
 
 /// Makes the section: one table with a column of KL for each text, and how it was measured.
 pub(super) fn section(report: &CompareReport) -> String {

@@ -3,8 +3,8 @@
 use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::{CompareReport, CompareRow};
 
-use super::{against_best, by_text, conclusion, kl_text, measured_on, named, sentence, share, sizes};
-use crate::output::{Align, Table, bytes, number};
+use super::{against_best, by_text, conclusion, kl_text, measured_on, named, share, sizes};
+use crate::output::{Align, Table, bytes, number, sentence};
 use crate::report::{Axis, Html, Page, Point, Reading, Scatter, gauge, table};
 
 /// Makes the page.

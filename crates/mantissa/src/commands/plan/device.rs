@@ -24,7 +24,7 @@ pub fn device(name: &str, context: &Context) -> Result<Device> {
         return this(context);
     }
     if Device::is_figures(name) {
-        return Ok(Device::of_figures(name)?);
+        return Ok(Device::from_figures(name)?);
     }
     if Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
         return saved(name);

@@ -97,7 +97,7 @@ fn finished_already(
 ) -> Result<Option<Vec<Outcome>>> {
     let mut found = Vec::with_capacity(places.len());
     for (plan, (path, _)) in prepared.plans.iter().zip(places) {
-        match finished::of_plan(plan, &prepared.source, path, resolved.job.restart, context)? {
+        match finished::output_of_plan(plan, &prepared.source, path, resolved.job.restart, context)? {
             Some(outcome) => found.push(outcome),
             None => return Ok(None),
         }

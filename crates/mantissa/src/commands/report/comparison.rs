@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::health::STEP;
 use super::texts::name;
 use super::training::{about, median, read_log, read_text};
-use crate::output::{Align, Table, bytes, count};
+use crate::output::{Align, Table, bytes, count, sentence};
 use crate::report::{Axis, Html, LineChart, Page, Series, table};
 
 /// Most runs of one page: as many as there are colours.
@@ -74,7 +74,7 @@ pub struct Comparison {
     pub common_tokens: u64,
     /// Settings in which they differ.
     pub differences: Vec<Difference>,
-    /// What the figures say.
+    /// Sentences that the figures support.
     pub summary: Vec<String>,
 }
 
@@ -263,9 +263,7 @@ fn page(comparison: &Comparison, read: &[Read]) -> Page {
     }
     let mut lines = comparison.summary.iter();
     if let Some(first) = lines.next() {
-        let mut letters = first.chars();
-        let first: String = letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect();
-        page.push(Html::lead(&format!("{first}.")));
+        page.push(Html::lead(&sentence(first)));
     }
     page.push(Html::list(&lines.cloned().collect::<Vec<_>>()));
     page.push(Html::heading("Curves"));

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use mantissa_model::chat;
 use mantissa_quant::{Digests, Quality};
 use mantissa_store::{Manifest, hash_file, manifest_path};
 
@@ -55,5 +56,6 @@ pub fn files(path: &Path, quality: &Quality) -> Digests {
 /// Returns the time at which the model at `path` was written, as HTTP writes dates; `None` if its file does not tell.
 pub fn written(path: &Path) -> Option<String> {
     let at = [manifest_path(path), path.to_owned()].into_iter().find(|at| at.exists())?;
-    Some(httpdate::fmt_http_date(std::fs::metadata(at).ok()?.modified().ok()?))
+    let time = std::fs::metadata(at).ok()?.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    chat::date("%a, %d %b %Y %T GMT", time.as_secs()).ok()
 }
