@@ -239,6 +239,7 @@ impl ChatRequest {
             ..sampled
         };
         let params = sampled.check(&app.limits, &artifact, app.random())?;
+        app.check_room(&artifact, params.n)?;
         let offered = Offered::new(self.tools, self.tool_choice, self.parallel_tool_calls, &artifact)?;
         let constraint = constraint(app, &artifact, offered.as_ref(), form)?;
         let mut kwargs = self.chat_template_kwargs.unwrap_or_default();

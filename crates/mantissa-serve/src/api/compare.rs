@@ -109,6 +109,7 @@ impl CompareRequest {
                 format!("a model with the {} tokens of `{}`", first.model.config().vocab_size, first.name);
             return Err(ApiError::field("other", &other.name, &allowed));
         }
+        [&first, &other].into_iter().try_for_each(|artifact| app.check_room(artifact, 1))?;
         let tokens = match (self.messages, self.prompt) {
             (Some(messages), None) => {
                 let variables = Variables { add_generation_prompt: true, ..Variables::default() };

@@ -147,6 +147,7 @@ impl CompletionRequest {
         let sampled = Sampled { logprobs: self.logprobs, ignore_eos, ..sampled };
         let mut params = sampled.check(&app.limits, &artifact, app.random())?;
         params.prompt_logprobs = params.logprobs.filter(|_| echo);
+        app.check_room(&artifact, self.prompt.count() * params.n)?;
         let prompts = prompts(self.prompt, app, &artifact)?;
         let text = |prompt: &Vec<u32>| Ok(artifact.tokenizer.decode(prompt)?);
         let echo = echo.then(|| prompts.iter().map(text).collect::<Result<_, ApiError>>()).transpose()?;
@@ -158,6 +159,17 @@ impl CompletionRequest {
         let include_usage = wants_usage(self.stream_options);
         let token_ids = self.return_token_ids.unwrap_or(false);
         Ok((Checked { plan, echo, include_usage, token_ids, id: app.id("cmpl-") }, jobs))
+    }
+}
+
+impl Prompt {
+    /// Number of prompts.
+    fn count(&self) -> usize {
+        match self {
+            Prompt::Text(_) | Prompt::Tokens(_) => 1,
+            Prompt::Texts(texts) => texts.len(),
+            Prompt::TokenLists(lists) => lists.len(),
+        }
     }
 }
 

@@ -61,6 +61,7 @@ pub(super) async fn check(
     let Sampling { sampled, form, bytes, .. } = sampling;
     prepare(app, caller, bytes, move |app| {
         let params = sampled.check(&app.limits, &artifact, app.random())?;
+        app.check_room(&artifact, params.n)?;
         let prompts = vec![tokens(app, &artifact, &prompt)?];
         let grammar = form.grammar()?;
         let constraint =

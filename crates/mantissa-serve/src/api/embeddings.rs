@@ -148,7 +148,9 @@ pub(super) async fn embed(
             Input::Text(text) => app.encode(&own, &text, Bos::Auto),
             Input::Tokens(tokens) => check_tokens(&own, &format!("input[{i}]"), &tokens).map(|()| tokens),
         };
-        inputs(&input)?.into_iter().enumerate().map(tokens).collect::<Result<Vec<_>, _>>()
+        let texts = inputs(&input)?;
+        app.check_room(&own, texts.len())?;
+        texts.into_iter().enumerate().map(tokens).collect::<Result<Vec<_>, _>>()
     })
     .await?;
     let (context, deadline) = (artifact.engine.runtime().context, app.limits.deadline());

@@ -7,7 +7,7 @@ use mantissa_runtime::{Constraint, Request};
 use super::params::Params;
 use super::preparation::Preparation;
 use super::{ApiError, App, Artifact};
-use crate::engine::{Caller, Job, Stream};
+use crate::engine::{Caller, Job, Refused, Stream};
 
 /// Jobs of a request, ready to be queued.
 #[derive(Debug)]
@@ -67,11 +67,14 @@ pub(crate) fn submit(
     jobs: Vec<Job>,
     caller: Caller,
 ) -> Result<Stream, ApiError> {
-    artifact.engine.submit(jobs, caller).map_err(|refused| {
-        let error = ApiError::from(refused);
-        app.metrics.refused(error.code.unwrap_or("other"));
-        error
-    })
+    artifact.engine.submit(jobs, caller).map_err(|refused| counted(app, refused))
+}
+
+/// Counts a refusal, and makes the error that says it.
+pub(super) fn counted(app: &App, refused: Refused) -> ApiError {
+    let error = ApiError::from(refused);
+    app.metrics.refused(error.code.unwrap_or("other"));
+    error
 }
 
 /// Checks tokens that a client sends.

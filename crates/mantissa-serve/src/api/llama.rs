@@ -124,6 +124,7 @@ fn check(
     }
     let Sampling { sampled, form, .. } = request;
     let params = sampled.check(&app.limits, &artifact, app.random())?;
+    app.check_room(&artifact, prompts.len() * params.n)?;
     let tokens = |prompt: &Vec<PromptPart>| continuation::tokens(app, &artifact, prompt);
     let prompts = prompts.iter().map(tokens).collect::<Result<Vec<_>, _>>()?;
     let text = |prompt: &Vec<u32>| Ok(artifact.tokenizer.decode_with_special(prompt)?);

@@ -11,6 +11,7 @@ use mantissa_model::Bos;
 use mantissa_runtime::Constraint;
 use tokio::sync::oneshot;
 
+use super::generate::counted;
 use super::{ApiError, App, Artifact, stopping};
 use crate::engine::{Caller, Failure};
 use crate::fair::{Gate, Place};
@@ -71,6 +72,14 @@ impl Preparation {
 
     fn is_wanted(&self) -> bool {
         !self.left.load(Ordering::Relaxed) && Instant::now() < self.deadline
+    }
+
+    /// Checks that so many jobs would be queued, before their prompts are tokenized and their grammars compiled.
+    ///
+    /// # Errors
+    /// Status 429 or 503 if they would not.
+    pub(crate) fn check_room(&self, artifact: &Artifact, jobs: usize) -> Result<(), ApiError> {
+        artifact.engine.check_room(jobs, self.caller).map_err(|refused| counted(self, refused))
     }
 
     /// Tokenizes a text.

@@ -83,6 +83,15 @@ impl Engine {
         Ok(Engine { shared, thread: Some(thread) })
     }
 
+    /// Checks that there is room for so many jobs, before their prompts are made: that takes time that other requests
+    /// would have.
+    ///
+    /// # Errors
+    /// [`Refused`] if there is none.
+    pub fn check_room(&self, jobs: usize, caller: Caller) -> Result<(), Refused> {
+        self.shared.lock().check_room(jobs, 0, caller, &self.shared.options)
+    }
+
     /// Queues the jobs of one request, all or none.
     ///
     /// # Errors
@@ -94,7 +103,8 @@ impl Engine {
         if state.stage > Stage::Open {
             return Err(Refused::Stopping);
         }
-        state.check_room(&jobs, caller, options)?;
+        let tokens = jobs.iter().map(|job| job.request.prompt.len()).sum();
+        state.check_room(jobs.len(), tokens, caller, options)?;
         let mut cancelled = Vec::with_capacity(jobs.len());
         for (index, mut job) in jobs.into_iter().enumerate() {
             job.request.priority = i32::from(caller.priority);

@@ -7,7 +7,7 @@ use mantissa_runtime::RuntimeOptions;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::job::{Job, Pending, Refused};
+use super::job::{Pending, Refused};
 use crate::fair::{Caller, Client, FairQueue, Turns};
 use crate::metrics::EngineMetrics;
 use crate::shadow::Tap;
@@ -113,11 +113,12 @@ impl Shared {
 }
 
 impl State {
-    /// Checks that there is room for the jobs of a request. What counts is the waiting work of the client: one without any
+    /// Checks that there is room for so many jobs whose prompts have so many tokens. What counts is the waiting work of the client: one without any
     /// gets in whatever the others have queued, as long as not too many clients wait.
     pub(super) fn check_room(
         &self,
-        jobs: &[Job],
+        jobs: usize,
+        tokens: usize,
         caller: Caller,
         options: &EngineOptions,
     ) -> Result<(), Refused> {
@@ -129,10 +130,8 @@ impl State {
                 false => Err(Refused::Full { retry: retry() }),
             };
         }
-        let size = |job: &Job| job.request.prompt.len();
-        let tokens = self.queue.sum_of(caller.client, |pending| size(&pending.job));
-        let new: usize = jobs.iter().map(size).sum();
-        if own + jobs.len() <= options.client_queue && tokens + new <= options.client_tokens {
+        let held = self.queue.sum_of(caller.client, |pending| pending.job.request.prompt.len());
+        if own + jobs <= options.client_queue && held + tokens <= options.client_tokens {
             return Ok(());
         }
         // With a single client that can wait, it is the queue that is full.

@@ -61,7 +61,10 @@ fn the_table_of_hostile_requests_holds(wanted: Option<&str>, time: Duration) -> 
     let mut plain = BTreeMap::new();
     for row in rows().iter().filter(|row| wanted.is_none_or(|word| row.name.contains(word))) {
         run += 1;
-        let plain = *plain.entry(row.clients).or_insert_with(|| beside_plain(&server, row.clients, time));
+        let ask = (row.plain)();
+        let plain = *plain
+            .entry((row.clients, ask.clone()))
+            .or_insert_with(|| beside_plain(&server, row.clients, &ask, time));
         failures.extend(measure(&server, row, plain, time).err().map(|what| format!("{}: {what}", row.name)));
     }
     let (threads, processes, most) = (before.threads + 4, before.processes + 1, before.bytes + KEPT);
@@ -164,11 +167,9 @@ fn plain_request(seed: u64) -> serde_json::Value {
     json!({ "prompt": "Once upon a time", "max_tokens": 24, "temperature": 1, "seed": seed, "ignore_eos": true })
 }
 
-/// Times beside as many clients with plain requests.
-fn beside_plain(server: &Server, clients: usize, time: Duration) -> Times {
-    let ask =
-        json!({ "prompt": "The dog", "max_tokens": 80, "temperature": 1, "ignore_eos": true }).to_string();
-    let (times, _) = beside(server, clients, time, |client| client.send("/v1/completions", &ask)).unwrap();
+/// Times beside so many clients that `ask` for a plain answer.
+fn beside_plain(server: &Server, clients: usize, ask: &str, time: Duration) -> Times {
+    let (times, _) = beside(server, clients, time, |client| client.send("/v1/completions", ask)).unwrap();
     println!("beside {clients} plain clients: median {:.1?}, worst {:.1?}", times.median, times.worst);
     times
 }

@@ -18,6 +18,8 @@ pub struct Row {
     pub clients: usize,
     /// Time after which the client leaves.
     pub abandon: Option<Duration>,
+    /// What as many plain clients ask of `/v1/completions`: the other client's times beside them are the measure.
+    pub plain: fn() -> String,
 }
 
 impl Row {
@@ -33,7 +35,7 @@ const BAD: &[u16] = &[400, 429, 503];
 const ANY: &[u16] = &[200, 400, 413, 429, 503];
 
 fn row(name: &'static str, path: &'static str, statuses: &'static [u16], body: fn() -> String) -> Row {
-    Row { name, path, get: false, body, statuses, clients: 6, abandon: None }
+    Row { name, path, get: false, body, statuses, clients: 6, abandon: None, plain }
 }
 
 fn get(name: &'static str, path: &'static str) -> Row {
@@ -42,6 +44,17 @@ fn get(name: &'static str, path: &'static str) -> Row {
 
 fn left(name: &'static str, path: &'static str, body: fn() -> String) -> Row {
     Row { abandon: Some(Duration::from_millis(30)), ..row(name, path, ANY, body) }
+}
+
+/// What a plain client asks.
+fn plain() -> String {
+    json!({ "prompt": "The dog", "max_tokens": 80, "temperature": 1, "ignore_eos": true }).to_string()
+}
+
+/// As [`plain`], until the context is full: a step takes longer the more tokens its sequences have.
+fn plain_and_long() -> String {
+    json!({ "prompt": "word ".repeat(100), "max_tokens": 400, "temperature": 1, "ignore_eos": true })
+        .to_string()
 }
 
 /// A completion with these fields.
@@ -269,9 +282,13 @@ fn greedy() -> Vec<Row> {
                 json!({ "prompt": "Once", "model": "demo", "other": "other", "max_tokens": 80, "ignore_eos": true }).to_string()
             })
         },
-        row("greedy: llama.cpp prompts", "/completion", ANY, || {
-            json!({ "prompt": vec!["word ".repeat(100); 64], "n_predict": -1, "n_probs": 5, "ignore_eos": true }).to_string()
-        }),
+        Row {
+            plain: plain_and_long,
+            ..row("greedy: llama.cpp prompts", "/completion", ANY, || {
+                json!({ "prompt": vec!["word ".repeat(100); 64], "n_predict": -1, "n_probs": 20, "ignore_eos": true })
+                    .to_string()
+            })
+        },
         row("greedy: ollama prompt", "/api/generate", ANY, || {
             json!({ "model": "demo", "prompt": long_text(), "options": { "num_predict": -1, "num_ctx": 1_000_000 } }).to_string()
         }),
