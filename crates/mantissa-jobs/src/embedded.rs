@@ -89,6 +89,13 @@ pub fn is_source(source: &Digests) -> bool {
     !source.is_empty() && source.iter().all(is_ours)
 }
 
+/// Forgets the folder of [`folder`], in a process that was forked: it is the parent's.
+pub fn leave() {
+    if let Ok(mut folder) = FOLDER.try_lock() {
+        std::mem::forget(folder.take());
+    }
+}
+
 /// Removes the folder of [`folder`]: statics are not dropped at exit.
 pub fn remove() {
     FOLDER.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -82,5 +82,5 @@ pub use mat::{MatMut, MatRef};
 pub use memory::give_back_memory;
 pub use parallel::{for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
 pub use peaks::{PeakLoop, ReadProbe};
-pub use pool::available_threads;
+pub use pool::{available_threads, renew as renew_threads};
 pub use trellis::TrellisScratch;

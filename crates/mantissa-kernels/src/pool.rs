@@ -28,18 +28,23 @@ const YIELDS: u32 = 1 << 7;
 const WANTED: u32 = 1 << 16;
 const JOINED: u32 = WANTED - 1;
 
-static POOL: Pool = Pool {
-    regions: [const { Region::new() }; REGIONS],
-    used: AtomicUsize::new(0),
-    opened: AtomicUsize::new(0),
-    spinning: AtomicUsize::new(0),
-    asleep: AtomicUsize::new(0),
-    bed: Mutex::new(()),
-    wake: Condvar::new(),
-    demand: AtomicUsize::new(0),
-    hired: AtomicUsize::new(0),
-    hiring: Mutex::new(0),
-};
+/// Pools of a process and of those that it was forked from: threads do not cross a fork.
+static POOLS: [Pool; GENERATIONS] = [const { Pool::new() }; GENERATIONS];
+
+/// Forks behind which a process still gets a pool of its own; beyond it callers do the work alone.
+const GENERATIONS: usize = 8;
+
+/// Number of forks that [`renew`] was told of.
+static GENERATION: AtomicUsize = AtomicUsize::new(0);
+
+fn pool() -> &'static Pool {
+    &POOLS[GENERATION.load(Ordering::Relaxed).min(GENERATIONS - 1)]
+}
+
+/// Begins a new pool, in a process that was forked: the threads of the last one are not here.
+pub fn renew() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
 
 /// Threads that the machine offers to this process (at least 1).
 pub fn available_threads() -> usize {
@@ -51,12 +56,12 @@ pub fn available_threads() -> usize {
 /// Helpers call `work` only if they are free before the caller's own call returns.
 pub(crate) fn run<F: Fn() + Sync>(threads: usize, work: &F) {
     let helpers = threads.saturating_sub(1).min(MOST);
-    let region = if helpers > 0 { POOL.claim() } else { None };
+    let region = if helpers > 0 { pool().claim() } else { None };
     let Some(region) = region else { return work() };
-    POOL.hire(helpers);
+    pool().hire(helpers);
     let open = Open { region, helpers };
     region.open(helpers, work);
-    POOL.call(helpers);
+    pool().call(helpers);
     work();
     let fault = open.close();
     if let Some(payload) = fault {
@@ -211,12 +216,27 @@ impl Drop for Open {
     fn drop(&mut self) {
         self.finish();
         *lock(&self.region.fault) = None;
-        POOL.demand.fetch_sub(self.helpers, Ordering::Relaxed);
+        pool().demand.fetch_sub(self.helpers, Ordering::Relaxed);
         self.region.claimed.store(false, Ordering::Release);
     }
 }
 
 impl Pool {
+    const fn new() -> Self {
+        Pool {
+            regions: [const { Region::new() }; REGIONS],
+            used: AtomicUsize::new(0),
+            opened: AtomicUsize::new(0),
+            spinning: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
+            bed: Mutex::new(()),
+            wake: Condvar::new(),
+            demand: AtomicUsize::new(0),
+            hired: AtomicUsize::new(0),
+            hiring: Mutex::new(0),
+        }
+    }
+
     /// Claims a region; `None` if all are open.
     fn claim(&self) -> Option<&Region> {
         let free = |region: &&Region| {

@@ -6,17 +6,19 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use mantissa_plan::contract::Engine;
 
 use crate::commands::{self, Command};
-use crate::context::{Common, Context};
+use crate::context::{Common, Context, Kept, Services, Shown};
 use crate::error::{Exit, exit_of, print_error, resumes};
 use crate::help;
 use crate::interrupt;
 use crate::output;
-use mantissa_jobs::embedded;
+use crate::progress::Terminal;
+use mantissa_jobs::{Progress, embedded};
 
 /// Quantize LLMs, measure the loss, verify the files, run them
 #[derive(Parser)]
@@ -48,14 +50,20 @@ pub fn command() -> clap::Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    main_with(std::env::args_os().collect()).into()
+}
+
+/// Runs a command line, whose first word is the program's name, as this whole process: signals and panics are handled as
+/// the program handles them.
+pub fn main_with(arguments: Vec<OsString>) -> Exit {
     set_hook(Box::new(report_panic));
     // Before any other thread: this process forks.
-    if let Some(exit) = commands::grammar_process() {
-        return exit.into();
+    if let Some(exit) = commands::grammar_process(&arguments) {
+        return exit;
     }
-    let exit = guarded(|| run(std::env::args_os()));
+    let exit = guarded(|| run(arguments));
     embedded::remove();
-    exit.into()
+    exit
 }
 
 /// Turns a panic (a bug) into an exit code; the panic hook has reported it.
@@ -63,8 +71,7 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Exit::Environment)
 }
 
-fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
-    let arguments: Vec<OsString> = arguments.collect();
+fn run(arguments: Vec<OsString>) -> Exit {
     if let Some(page) = help::page_of(&arguments, &command()) {
         return print(&page);
     }
@@ -79,20 +86,8 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
         Ok(parsed) => parsed,
         Err(error) => return usage(&error, &arguments),
     };
-    let paths = cli.command.paths();
-    let context = paths.and_then(|paths| {
-        let chat = commands::chat_renderer();
-        Context::new(cli.common, (command, chat), paths, &job_text(&arguments))
-    });
-    let result = context.and_then(|context| {
-        aliases.iter().for_each(|alias| context.note(alias));
-        mantissa_kernels::init()?;
-        let result = cli.command.run(&context);
-        interrupt::settle();
-        mantissa_store::take_others().iter().for_each(|path| context.warn(&commands::left_by_another(path)));
-        result
-    });
-    match result {
+    let quiet = cli.common.quiet;
+    match work(cli, &aliases, &arguments, Shown { progress: Box::new(Terminal::new(quiet)), kept: None }) {
         Ok(()) => Exit::Done,
         Err(error) => {
             let exit = exit_of(&error);
@@ -101,6 +96,37 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
             }
             exit
         }
+    }
+}
+
+/// Runs a command that was parsed from `arguments`.
+fn work(cli: Cli, aliases: &[String], arguments: &[OsString], shown: Shown) -> Result<()> {
+    let paths = cli.command.paths()?;
+    let services = Services { program: command, chat: commands::chat_renderer(), shown };
+    let context = Context::new(cli.common, services, paths, &job_text(arguments))?;
+    aliases.iter().for_each(|alias| context.note(alias));
+    mantissa_kernels::init()?;
+    let result = cli.command.run(&context);
+    interrupt::settle();
+    mantissa_store::take_others().iter().for_each(|path| context.warn(&commands::left_by_another(path)));
+    result
+}
+
+/// Runs a command within another program, for its JSON report: it handles no signal and prints nothing.
+///
+/// # Errors
+/// The exit code that the program would have, and its message.
+pub fn call(arguments: Vec<OsString>, progress: Box<dyn Progress>) -> Result<String, (Exit, String)> {
+    let arguments = model_first(arguments);
+    let (cli, aliases) = parse(&arguments).map_err(|error| match error.source() {
+        Some(store) if store.is::<mantissa_store::Error>() => (Exit::Environment, store.to_string()),
+        _ => (Exit::Input, usage_line(&error, &arguments)),
+    })?;
+    let kept = Kept::default();
+    let shown = Shown { progress, kept: Some(kept.clone()) };
+    match work(cli, &aliases, &arguments, shown) {
+        Ok(()) => Ok(kept.take()),
+        Err(error) => Err((exit_of(&error), format!("{error:#}"))),
     }
 }
 

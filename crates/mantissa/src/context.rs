@@ -3,17 +3,17 @@
 use std::io::{self, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use clap::Args;
-use mantissa_jobs::{Allowed, Host, RenderChat};
+use mantissa_jobs::{Allowed, Host, Progress, RenderChat};
 use mantissa_store::{Kind, Output, Paths};
 use serde::Serialize;
 
 use crate::error::BadInput;
 use crate::help;
 use crate::output::{self, parse_bytes};
-use crate::progress::Terminal;
 use crate::terminal;
 
 // No doc comment: clap would use it as the description of the command it is flattened into.
@@ -28,7 +28,7 @@ pub(crate) struct Common {
     pub(crate) json: Option<PathBuf>,
     /// Hide progress and warnings
     #[arg(long, global = true)]
-    quiet: bool,
+    pub(crate) quiet: bool,
     /// Number of threads [default: all cores]
     ///
     /// Results do not depend on it.
@@ -74,11 +74,45 @@ impl Deref for Context {
     }
 }
 
+/// JSON report that is kept for another part of this process.
+#[derive(Clone, Default)]
+pub(crate) struct Kept(Arc<Mutex<String>>);
+
+impl Kept {
+    /// Takes what was kept.
+    pub(crate) fn take(&self) -> String {
+        std::mem::take(&mut *self.text())
+    }
+
+    fn text(&self) -> MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a run of a command is shown.
+pub(crate) struct Shown {
+    /// Its progress.
+    pub(crate) progress: Box<dyn Progress>,
+    /// Place of the JSON report, instead of standard output.
+    pub(crate) kept: Option<Kept>,
+}
+
+/// What the command line gives its commands.
+pub(crate) struct Services {
+    /// Describes all commands and flags.
+    pub(crate) program: fn() -> clap::Command,
+    /// Renders chat templates.
+    pub(crate) chat: Box<dyn RenderChat>,
+    /// How the run is shown.
+    pub(crate) shown: Shown,
+}
+
 /// Destination of the JSON report.
 enum Json {
     Nowhere,
     Stdout,
     File(PathBuf),
+    Kept(Kept),
 }
 
 impl Json {
@@ -95,15 +129,11 @@ impl Json {
 }
 
 impl Context {
-    /// Checks `paths`, all those of the command line, against each other, before any work. `program` describes all
-    /// commands, `chat` renders chat templates, and `job` identifies a rerun of the same command.
-    pub(crate) fn new(
-        common: Common,
-        (program, chat): (fn() -> clap::Command, Box<dyn RenderChat>),
-        mut paths: Paths,
-        job: &str,
-    ) -> Result<Self> {
-        let json = Json::new(common.json)?;
+    /// Checks `paths`, all those of the command line, against each other, before any work. `job` identifies a rerun of the
+    /// same command.
+    pub(crate) fn new(common: Common, services: Services, mut paths: Paths, job: &str) -> Result<Self> {
+        let Services { program, chat, shown: Shown { progress, kept } } = services;
+        let json = kept.map_or_else(|| Json::new(common.json), |kept| Ok(Json::Kept(kept)))?;
         if let Json::File(path) = &json {
             paths.write("--json", path, Kind::File);
         }
@@ -112,7 +142,7 @@ impl Context {
         let Common { quiet, seed, memory, strict, .. } = common;
         let allowed = Allowed { threads, memory, strict };
         Ok(Context {
-            host: Host::new(allowed, permits, Box::new(Terminal::new(quiet))).with_chat(chat),
+            host: Host::new(allowed, permits, progress).with_chat(chat),
             seed,
             program,
             quiet,
@@ -156,7 +186,7 @@ impl Context {
 
     /// True if text output goes to standard output: false if `--json` without a file uses it.
     pub fn prints_text(&self) -> bool {
-        !matches!(self.json, Json::Stdout)
+        !matches!(self.json, Json::Stdout | Json::Kept(_))
     }
 
     /// Writes the result: JSON if `--json` asks for it, and the text of `human` to standard output unless the
@@ -173,11 +203,17 @@ impl Context {
         if let Json::File(path) = &self.json {
             mantissa_store::write_file_atomic(&self.output(path)?, text()?.as_bytes())?;
         }
-        if let Json::Stdout = self.json {
-            let text = text()?;
-            return output::to_stdout_unchanged(|out| out.write_all(terminal::json(&text).as_bytes()));
+        match &self.json {
+            Json::Stdout => {
+                let text = text()?;
+                output::to_stdout_unchanged(|out| out.write_all(terminal::json(&text).as_bytes()))
+            }
+            Json::Kept(kept) => {
+                *kept.text() = text()?;
+                Ok(())
+            }
+            Json::Nowhere | Json::File(_) => output::to_stdout(human),
         }
-        output::to_stdout(human)
     }
 
     /// As [`report`](Self::report), for a text of this program that other programs read.
@@ -190,7 +226,7 @@ impl Context {
         }
         match self.json {
             Json::Nowhere => Ok(()),
-            Json::Stdout | Json::File(_) => self.report(json, |_| Ok(())),
+            Json::Stdout | Json::File(_) | Json::Kept(_) => self.report(json, |_| Ok(())),
         }
     }
 

@@ -1,32 +1,5 @@
-//! `mantissa`: command-line tool to quantize LLMs, measure the loss, verify the files and run them.
-//!
-//! This crate holds flags, progress, reports and exit codes; the numerics are in the library crates.
-//!
-//! Exit codes: 0 done; 1 a quality gate failed; 2 bad input or usage; 3 environment (I/O, memory, disk) or
-//! internal error; 130 and 143 after an orderly stop by SIGINT and SIGTERM.
+//! Program `mantissa`.
 #![forbid(unsafe_code)]
-
-// Layer: text, tables and the machine.
-mod columns;
-mod help;
-mod table;
-mod terminal;
-
-// Layer: errors, signals and output.
-mod error;
-mod interrupt;
-mod output;
-
-// Layer: progress, pages and what commands share.
-mod context;
-mod progress;
-mod report;
-
-// Layer: commands.
-mod commands;
-
-// Layer: the command line.
-mod app;
 
 use std::process::ExitCode;
 
@@ -36,5 +9,5 @@ use std::process::ExitCode;
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    app::main()
+    mantissa::main()
 }

@@ -7,7 +7,7 @@
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,6 +27,7 @@ use crate::context::Context;
 use crate::error::{BadInput, ChatFailed};
 use crate::help::Group;
 use crate::output::{self, bytes};
+use crate::program;
 
 /// Address space of the process: the engine's stack, the binary, and the strings of a template.
 const ADDRESS_SPACE: u64 = chat::STACK as u64 + (960 << 20);
@@ -181,7 +182,7 @@ fn render_some(
 
 /// Starts a process that waits for a request.
 fn spawn(flags: &[&str]) -> io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = program::command()?;
     command.arg("render-chat").args(flags).env_clear();
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn()
