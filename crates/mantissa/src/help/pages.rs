@@ -39,6 +39,7 @@ const PAGES: &[Page] = &[
     page!("guide/lint"),
     page!("guide/plan"),
     page!("guide/pull"),
+    page!("guide/python"),
     page!("guide/quantize"),
     page!("guide/quantized-sources"),
     page!("guide/run"),

@@ -5,6 +5,7 @@ mod adapters;
 mod agreement;
 mod arguments;
 mod calibrated;
+mod call;
 mod cast;
 mod cast_golden;
 mod catalogue;
