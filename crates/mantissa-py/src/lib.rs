@@ -10,6 +10,7 @@ mod dlpack;
 mod tensor;
 
 // Layer: models.
+mod linear;
 mod model;
 mod weights;
 
@@ -57,6 +58,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<model::CoreModel>()?;
     module.add_class::<tensor::CoreArray>()?;
     module.add_class::<tensor::CoreTensor>()?;
+    module.add_class::<linear::CoreLinear>()?;
     module.add_class::<weights::CoreWeights>()?;
     for function in [
         wrap_pyfunction!(host::command, module)?,

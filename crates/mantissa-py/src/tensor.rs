@@ -61,8 +61,13 @@ impl CoreArray {
         DTYPES[self.dtype].1
     }
 
+    /// Sizes of the axes.
+    pub fn sizes(&self) -> &[usize] {
+        &self.shape
+    }
+
     /// Returns the values as f32.
-    fn values(&self) -> PyResult<Vec<f32>> {
+    pub fn values(&self) -> PyResult<Vec<f32>> {
         let bytes = self.elements.bytes();
         let (two, four) = (|b: &[u8]| [b[0], b[1]], |b: &[u8]| [b[0], b[1], b[2], b[3]]);
         Ok(match DTYPES[self.dtype].0 {
