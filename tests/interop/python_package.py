@@ -58,6 +58,62 @@ def tensors_of_ml_dtypes() -> None:
     print("ml_dtypes: bfloat16 is its type")
 
 
+def models_of_transformers() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import mantissa.transformers
+    from mantissa.transformers import MantissaConfig
+
+    ids = torch.tensor([mantissa.load(MODEL).encode("Once upon a time there was a little girl who had a dog.")])
+    with tempfile.TemporaryDirectory() as folder:
+        for recipe in ("rtn-int4-g32", "rtn-nvfp4", "rtn-fp8-e4m3-channel", "rtn-q8_0", "rtn-int8-channel+int8-token"):
+            out = Path(folder, recipe)
+            mantissa.quantize(MODEL, recipe, out=out, format="native")
+            model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+            logits = model(ids).logits[0]
+            assert torch.isfinite(logits).all()
+            ours = mantissa.load(out)
+            values = torch.log_softmax(logits.float(), -1)
+            theirs = [values[i, token].item() for i, token in enumerate(ids[0, 1:].tolist())]
+            expected = ours.logprobs(ids[0].tolist())
+            worst = max(abs(a - b) for a, b in zip(theirs, expected))
+            greedy = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
+            own = ours.generate(ids[0].tolist(), max_new_tokens=16)[0].tokens
+            saved = Path(folder, recipe + "-saved")
+            model.save_pretrained(saved)
+            again = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+            equal = torch.equal(again(ids).logits, model(ids).logits)
+            print(f"{recipe}: log-probabilities within {worst:.2e} of ours, greedy text equal: {greedy == own}, saved equal: {equal}")
+            assert equal
+        if not Path(MODEL).is_dir():
+            print("transformers: a dense model that is quantized when it is loaded, and PEFT, want a folder: skipped")
+            return
+        model = AutoModelForCausalLM.from_pretrained(
+            MODEL, dtype=torch.float32, quantization_config=MantissaConfig("rtn-int4-g32")
+        )
+        logits = model(ids).logits
+        model.save_pretrained(Path(folder, "made"))
+        again = AutoModelForCausalLM.from_pretrained(Path(folder, "made"), dtype=torch.float32)
+        assert torch.equal(again(ids).logits, logits)
+        print("transformers: quantized when it is loaded, saved and loaded again: equal logits")
+        if there("peft"):
+            from peft import LoraConfig, get_peft_model
+
+            torch.manual_seed(0)
+            tuned = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+            optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=1e-3)
+            losses = []
+            for _ in range(20):
+                loss = tuned(input_ids=ids, labels=ids).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            assert losses[-1] < losses[0]
+            print(f"peft: loss of LoRA over 20 steps {losses[0]:.4f} to {losses[-1]:.4f}")
+
+
 def tasks_of_lm_eval() -> None:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -100,6 +156,8 @@ def main() -> None:
         tensors_of_torch()
         if there("ml_dtypes"):
             tensors_of_ml_dtypes()
+    if there("torch") and there("transformers"):
+        models_of_transformers()
     if there("lm_eval"):
         tasks_of_lm_eval()
 
