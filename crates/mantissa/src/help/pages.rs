@@ -70,6 +70,7 @@ const PAGES: &[Page] = &[
     page!("results/kv-cache"),
     page!("results/outliers"),
     page!("results/plan"),
+    page!("results/python"),
     page!("results/real"),
     page!("results/server"),
     page!("results/speed"),
