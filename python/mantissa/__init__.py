@@ -75,6 +75,8 @@ __all__ = [
 
 _core.starts_with(_program())
 _atexit.register(_core.remove_embedded)
+# Before that: what was interrupted saves its work. Another Ctrl-C ends the wait.
+_atexit.register(_core.settle)
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_core.forked)
 

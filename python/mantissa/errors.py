@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._report import Report
+
 __all__ = ["MantissaError", "InputError", "EnvironmentError_", "GateError", "Interrupted", "InternalError"]
 
 _PARTS = r"(?s)^(?P<what>.*?): expected (?P<expected>.*?), got (?P<got>.*?)(?:; fix: (?P<fix>.*))?$"
@@ -14,8 +19,9 @@ class MantissaError(Exception):
     message does not state it.
     """
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", report: str = "") -> None:
         super().__init__(message)
+        self._report = report
         # Imported here: the package is to import in milliseconds.
         import re
 
@@ -31,6 +37,15 @@ class MantissaError(Exception):
             fix = message.rsplit("; fix: ", 1)[1]
         self.fix: str | None = fix
 
+    @property
+    def report(self) -> Report | None:
+        """Report of a command that ran before it failed, as at a quality gate."""
+        import json
+
+        from ._report import Report
+
+        return Report(json.loads(self._report)) if self._report else None
+
 
 class InputError(MantissaError, ValueError):
     """An argument or a file cannot be used: the same call fails again."""
@@ -39,8 +54,8 @@ class InputError(MantissaError, ValueError):
 class EnvironmentError_(MantissaError, OSError):
     """Memory, disk, or the system failed."""
 
-    def __init__(self, message: str = "") -> None:
-        MantissaError.__init__(self, message)
+    def __init__(self, message: str = "", report: str = "") -> None:
+        MantissaError.__init__(self, message, report)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -136,3 +136,24 @@ def test_a_server_answers_and_ends() -> None:
         mantissa.Server("nowhere/at/all").start()
     with pytest.raises(mantissa.InputError, match="contxt"):
         mantissa.Server("demo", contxt=5).start()
+
+
+def test_a_program_that_is_interrupted_ends_when_the_work_is_saved(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "t.txt").write_text(TEXT)
+    script = (
+        "import mantissa, sys\n"
+        "mantissa.finetune('demo', sys.argv[1] + '/t.txt', out=sys.argv[1] + '/run', steps=100000, length=64)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE)
+    log = tmp_path / "run" / "log.jsonl"
+    while not log.exists() or log.read_text().count("\n") < 3:
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    assert b"KeyboardInterrupt" in child.communicate()[1]
+    last = log.read_text().count("\n")
+    saved = max(int("".join(filter(str.isdigit, path.name))) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == last, f"step {last} is in the log, the last checkpoint is of {saved}"

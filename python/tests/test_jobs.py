@@ -89,6 +89,10 @@ def test_errors_carry_their_parts(tmp_path: Path) -> None:
     with pytest.raises(mantissa.GateError):
         mantissa.quantize("demo", "rtn-int2-g32", out=tmp_path / "q", max_kl=1e-6)
     assert not (tmp_path / "q").exists()
+    with pytest.raises(mantissa.GateError) as gate:
+        mantissa.evaluate("demo", reference="demo", text="default", context=64, limit=128, max_ppl_increase=-0.5)
+    assert gate.value.report is not None and gate.value.report.kl == 0.0
+    assert missing.value.report is None
     with pytest.raises(mantissa.EnvironmentError_) as small:
         mantissa.quantize("demo", "rtn-int4-g32", out=tmp_path / "q", memory="1M")
     assert isinstance(small.value, OSError) and small.value.fix

@@ -7,8 +7,14 @@ use pyo3::prelude::*;
 
 /// Makes an instance of the exception `class` of `mantissa.errors`.
 fn raised(class: &str, message: &str) -> PyErr {
+    raised_with(class, message, "")
+}
+
+/// As [`raised`], with the JSON report of what ran.
+fn raised_with(class: &str, message: &str, report: &str) -> PyErr {
     Python::attach(|py| {
-        let made = py.import("mantissa.errors").and_then(|module| module.getattr(class)?.call1((message,)));
+        let module = py.import("mantissa.errors");
+        let made = module.and_then(|module| module.getattr(class)?.call1((message, report)));
         match made {
             Ok(value) => PyErr::from_value(value),
             Err(_) => PyRuntimeError::new_err(message.to_owned()),
@@ -42,7 +48,7 @@ impl Raise for Failed {
             Exit::Environment => "EnvironmentError_",
             Exit::Interrupted | Exit::Terminated => "Interrupted",
         };
-        raised(class, &self.message)
+        raised_with(class, &self.message, &self.report)
     }
 }
 

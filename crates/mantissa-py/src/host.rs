@@ -100,10 +100,12 @@ fn waited<R: Send, E: Send>(
     }
 }
 
-/// Waits until earlier jobs that were asked to stop have ended: they hold the locks of their outputs.
+/// Waits until earlier jobs that were asked to stop have ended: they save what they have, and hold the locks of their
+/// outputs.
 ///
 /// # Errors
 /// KeyboardInterrupt while it waits.
+#[pyfunction]
 pub fn settle(py: Python<'_>) -> PyResult<()> {
     loop {
         ended();

@@ -63,6 +63,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     for function in [
         wrap_pyfunction!(host::command, module)?,
         wrap_pyfunction!(host::forked, module)?,
+        wrap_pyfunction!(host::settle, module)?,
         wrap_pyfunction!(main, module)?,
         wrap_pyfunction!(starts_with, module)?,
         wrap_pyfunction!(remove_embedded, module)?,

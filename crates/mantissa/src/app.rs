@@ -115,19 +115,33 @@ fn work(cli: Cli, aliases: &[String], arguments: &[OsString], shown: Shown) -> R
 /// Runs a command within another program, for its JSON report: it handles no signal and prints nothing.
 ///
 /// # Errors
-/// The exit code that the program would have, and its message.
-pub fn call(arguments: Vec<OsString>, progress: Box<dyn Progress>) -> Result<String, (Exit, String)> {
+/// As the program.
+pub fn call(arguments: Vec<OsString>, progress: Box<dyn Progress>) -> Result<String, Failed> {
     let arguments = model_first(arguments);
+    let failed = |exit, message, report| Failed { exit, message, report };
     let (cli, aliases) = parse(&arguments).map_err(|error| match error.source() {
-        Some(store) if store.is::<mantissa_store::Error>() => (Exit::Environment, store.to_string()),
-        _ => (Exit::Input, usage_line(&error, &arguments)),
+        Some(store) if store.is::<mantissa_store::Error>() => {
+            failed(Exit::Environment, store.to_string(), String::new())
+        }
+        _ => failed(Exit::Input, usage_line(&error, &arguments), String::new()),
     })?;
     let kept = Kept::default();
     let shown = Shown { progress, kept: Some(kept.clone()) };
     match work(cli, &aliases, &arguments, shown) {
         Ok(()) => Ok(kept.take()),
-        Err(error) => Err((exit_of(&error), format!("{error:#}"))),
+        Err(error) => Err(failed(exit_of(&error), format!("{error:#}"), kept.take())),
     }
+}
+
+/// A command that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Exit code that the program would have.
+    pub exit: Exit,
+    /// Message, as the program prints it after `error: `.
+    pub message: String,
+    /// JSON report of a command that ran before it failed, as at a quality gate; else empty.
+    pub report: String,
 }
 
 /// Puts the model given by `-m` or `--model`, the flags of other programs, where a command takes it: before all else.

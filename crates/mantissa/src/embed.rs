@@ -4,18 +4,8 @@ use std::ffi::OsString;
 
 use mantissa_jobs::{Progress, embedded};
 
-use crate::app;
-use crate::error::Exit;
+use crate::app::{self, Failed};
 use crate::program;
-
-/// A command that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// Exit code that the program would have.
-    pub exit: Exit,
-    /// Message, as the program prints it after `error: `.
-    pub message: String,
-}
 
 /// Runs the command that `arguments` name after the program's own name, and returns its JSON report; empty for a command
 /// that has none. `progress` shows what the command does, and may ask it to stop.
@@ -23,7 +13,7 @@ pub struct Failed {
 /// # Errors
 /// [`Failed`] for arguments or inputs that cannot be used, I/O, a quality gate, or a stop.
 pub fn call(arguments: Vec<OsString>, progress: Box<dyn Progress>) -> Result<String, Failed> {
-    app::call(arguments, progress).map_err(|(exit, message)| Failed { exit, message })
+    app::call(arguments, progress)
 }
 
 /// Makes `words`, a file and its first arguments, what starts this program in a process of its own. The first call counts.

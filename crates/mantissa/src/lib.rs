@@ -32,7 +32,7 @@ mod app;
 // Layer: commands called by another program.
 mod embed;
 
-pub use app::{main, main_with};
+pub use app::{Failed, main, main_with};
 pub use commands::chat_renderer;
-pub use embed::{Failed, call, leave_embedded, remove_embedded, starts_with};
+pub use embed::{call, leave_embedded, remove_embedded, starts_with};
 pub use error::Exit;

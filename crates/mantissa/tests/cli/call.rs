@@ -46,6 +46,12 @@ fn a_call_that_fails_has_the_exit_code_and_message_of_the_program() {
         assert!(failed.message.contains(words), "{}", failed.message);
         assert!(!failed.message.starts_with("error"), "{}", failed.message);
     }
+    // What ran before a gate failed is reported.
+    let gated =
+        ["eval", "demo", "--text", "default", "--limit", "64", "--max-kl", "0", "--reference", "demo"];
+    let refused = called(&[&gated[..], &["--kv", "int2-head"]].concat()).unwrap_err();
+    let report: Value = serde_json::from_str(&refused.report).unwrap();
+    assert!(refused.exit == Exit::Gate && report["kl"].as_f64().unwrap() > 0.0, "{refused:?}");
 }
 
 /// Stops the work after some questions.
