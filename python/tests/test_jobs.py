@@ -133,7 +133,7 @@ def test_ctrl_c_ends_a_call_and_the_same_call_resumes(tmp_path: Path) -> None:
         try:
             mantissa.quantize("demo", "gptq-int4-g32", out=out, overwrite=True, **arguments)
         except KeyboardInterrupt:
-            assert time.monotonic() - sent[-1] < 0.2
+            assert time.monotonic() - sent[-1] < 0.5
         finally:
             # The call may have ended before the signal.
             try:
