@@ -8,12 +8,11 @@ if not __package__:
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mantissa import _core, _server
+from mantissa import _core
 
 
 def main() -> int:
     """Run the command line of this process."""
-    _core.starts_with(_server.program())
     return _core.main(["mantissa", *sys.argv[1:]])
 
 

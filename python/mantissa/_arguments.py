@@ -141,7 +141,7 @@ def settings_file(settings: PathLike | Mapping[str, Any]) -> str:
             value = table.get(name)
             if isinstance(value, (str, os.PathLike)):
                 table[name] = os.path.abspath(value)
-            elif isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
+            elif isinstance(value, Iterable) and not isinstance(value, Mapping):
                 table[name] = [os.path.abspath(one) for one in value]
     return kept_file("".join(_toml(whole, "")), ".toml")
 

@@ -67,9 +67,17 @@ class Model:
     def _ids(self, prompt: str | Sequence[int], *, bos: bool | None = None) -> list[int]:
         return self.encode(prompt, bos=bos) if isinstance(prompt, str) else [int(token) for token in prompt]
 
-    def _text(self, prompt: list[int], tokens: list[int]) -> str:
+    def _length(self, prompt: list[int]) -> int | None:
+        """Characters of a prompt; ``None`` if the tokenizer gives no text."""
         try:
-            return self.decode([*prompt, *tokens])[len(self.decode(prompt)) :]
+            return len(self.decode(prompt))
+        except MantissaError:
+            return None
+
+    def _text(self, prompt: list[int], length: int | None, tokens: list[int]) -> str:
+        """Text of the tokens after a prompt of so many characters."""
+        try:
+            return "" if length is None else self.decode([*prompt, *tokens])[length:]
         except MantissaError:
             return ""
 
@@ -105,7 +113,7 @@ class Model:
             on_token=None,
         )
         return [
-            Completion(self._text(prompt, tokens), tokens, probabilities, reason)
+            Completion(self._text(prompt, self._length(prompt), tokens), tokens, probabilities, reason)
             for prompt, (tokens, probabilities, reason) in zip(ids, found)
         ]
 
@@ -178,6 +186,7 @@ class Model:
         thread = threading.Thread(target=work, name="mantissa-stream", daemon=True)
         thread.start()
         tokens: list[int] = []
+        length = self._length(ids)
         sent = ""
         try:
             while True:
@@ -187,12 +196,12 @@ class Model:
                 if item is None:
                     break
                 tokens.append(item)
-                text = self._text(ids, tokens)
+                text = self._text(ids, length, tokens)
                 # Half of a character decodes as a replacement character.
                 if text.startswith(sent) and not text.endswith("\ufffd") and len(text) > len(sent):
                     yield text[len(sent) :]
                     sent = text
-            rest = self._text(ids, tokens)
+            rest = self._text(ids, length, tokens)
             if len(rest) > len(sent):
                 yield rest[len(sent) :]
         finally:

@@ -191,4 +191,4 @@ def _of_lists(x: Any) -> _core.CoreArray:
         values = array.array("f", flat)
     except (TypeError, OverflowError) as error:
         raise InputError(f"x: expected numbers in rows of one length, got {error}") from None
-    return _core.CoreArray.of_floats(values.tobytes(), shape)
+    return _core.CoreArray.from_floats(values.tobytes(), shape)

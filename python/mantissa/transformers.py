@@ -84,12 +84,14 @@ class _Multiply(torch.autograd.Function):  # type: ignore[misc]
 class MantissaLinear(torch.nn.Linear):  # type: ignore[misc]
     """Linear layer with a quantized weight, which does not train. Adapters of PEFT go around it."""
 
-    def __init__(self, core: _core.CoreLinear, weights: _core.CoreWeights, name: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, core: _core.CoreLinear, weights: _core.CoreWeights, name: str, place: int | None, dtype: torch.dtype
+    ) -> None:
         torch.nn.Module.__init__(self)
         self.core = core
         self.out_features, self.in_features = core.shape
         self._weights = weights
-        self._index = weights.names().index(name) if name in weights.names() else None
+        self._index = place
         self._name = name
         # What asks a layer for its device and dtype finds a tensor without elements, which no checkpoint has.
         self.register_buffer("weight", torch.empty(0, dtype=dtype, device="cpu"), persistent=False)
@@ -140,11 +142,13 @@ class MantissaQuantizer(HfQuantizer):  # type: ignore[misc]
         # Codes and scales are read by this package; a dense model's weights are the folder's, quantized.
         ignored = {rf"^{re.escape(module)}\." for module in weights.linears()}
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
+        places = {name: place for place, name in enumerate(weights.names())}
         for index, module in enumerate(weights.linears()):
             parent, _, child = module.rpartition(".")
+            name = module + ".weight"
             core = weights.linear(index, config.threads)
             if core is not None:
-                setattr(model.get_submodule(parent), child, MantissaLinear(core, weights, module + ".weight", dtype))
+                setattr(model.get_submodule(parent), child, MantissaLinear(core, weights, name, places.get(name), dtype))
 
     def _quantized(self, source: str, config: MantissaConfig) -> str:
         """Return the folder of the quantized model, which is made unless it is there."""

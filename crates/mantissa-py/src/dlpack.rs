@@ -172,7 +172,7 @@ fn row_by_row(shape: &[usize]) -> Vec<isize> {
     strides
 }
 
-/// What a tensor that was given away keeps alive.
+/// A tensor that was given away, with the owner of its elements.
 struct Given {
     managed: Managed,
     shape: Vec<i64>,

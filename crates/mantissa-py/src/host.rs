@@ -1,4 +1,4 @@
-//! What a job meets in Python: progress as calls of a function, and Ctrl-C as a wish to stop.
+//! Progress of a command as calls of a Python function, and Ctrl-C as a wish to stop.
 //!
 //! A job runs on a thread of its own, without the interpreter lock. The calling thread waits for it and looks for signals
 //! every [`PATIENCE`]; on Ctrl-C it asks the job to stop and returns at once. The job then saves what it has, and the next
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mantissa_jobs::{Gauge, Progress, Unit};
+use mantissa_jobs::{Gauge, Progress, Unit, embedded};
 use pyo3::prelude::*;
 
 use crate::error::{Raise, internal};
@@ -142,7 +142,7 @@ pub fn forked() {
         std::mem::take(&mut *all).into_iter().for_each(std::mem::forget);
     }
     mantissa_kernels::renew_threads();
-    mantissa::leave_embedded();
+    embedded::leave();
 }
 
 /// Returns the message of a panic.

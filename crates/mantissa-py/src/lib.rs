@@ -16,6 +16,7 @@ mod weights;
 
 use std::ffi::OsString;
 
+use mantissa_jobs::embedded;
 use mantissa_num::grammar::catalogue;
 use mantissa_quant::recipe::{ALIASES, BUILT_IN, FILE_TYPES};
 use pyo3::prelude::*;
@@ -35,7 +36,7 @@ fn starts_with(words: Vec<OsString>) {
 /// Removes the embedded model where it was unpacked.
 #[pyfunction]
 fn remove_embedded() {
-    mantissa::remove_embedded();
+    embedded::remove();
 }
 
 /// Returns the names of recipes.

@@ -23,7 +23,7 @@ pub struct CoreModel {
     loaded: Arc<Loaded>,
 }
 
-/// What the threads of calls share.
+/// A model with its tokenizer, which the threads of calls share.
 struct Loaded {
     model: FastModel,
     tokenizer: Option<Tokenizer>,

@@ -22,6 +22,11 @@ const DTYPES: [(&str, DataType); 9] = [
     ("int64", DataType { code: 0, bits: 64, lanes: 1 }),
 ];
 
+/// Returns the place of an element type of [`DTYPES`].
+fn dtype_named(name: &str) -> usize {
+    DTYPES.iter().position(|(known, _)| *known == name).unwrap_or_default()
+}
+
 /// A tensor without gaps, row by row.
 #[pyclass(frozen, module = "mantissa._core")]
 pub struct CoreArray {
@@ -50,11 +55,11 @@ impl Elements {
 impl CoreArray {
     /// Makes a tensor of f32 values.
     pub fn floats(values: Vec<f32>, shape: Vec<usize>) -> Self {
-        CoreArray { dtype: 0, shape, elements: Elements::Floats(values) }
+        CoreArray { dtype: dtype_named("float32"), shape, elements: Elements::Floats(values) }
     }
 
     fn bytes_of(bytes: Vec<u8>) -> Self {
-        CoreArray { dtype: 4, shape: vec![bytes.len()], elements: Elements::Bytes(bytes) }
+        CoreArray { dtype: dtype_named("uint8"), shape: vec![bytes.len()], elements: Elements::Bytes(bytes) }
     }
 
     fn dlpack(&self) -> DataType {
@@ -104,7 +109,7 @@ impl CoreArray {
 
     /// Makes a tensor of f32 values, little-endian, row by row.
     #[staticmethod]
-    fn of_floats(values: &[u8], shape: Vec<usize>) -> PyResult<Self> {
+    fn from_floats(values: &[u8], shape: Vec<usize>) -> PyResult<Self> {
         if shape.iter().try_fold(4usize, |n, size| n.checked_mul(*size)) != Some(values.len()) {
             return Err(input(
                 "values",
@@ -149,9 +154,8 @@ impl CoreArray {
         if self.dlpack().bits != 16 {
             return Err(input("x", self.dtype(), "elements of 16 bits"));
         }
-        let uint16 = DTYPES.iter().position(|(name, _)| *name == "uint16").unwrap_or_default();
         let elements = Elements::Bytes(self.elements.bytes().to_vec());
-        Ok(CoreArray { dtype: uint16, shape: self.shape.clone(), elements })
+        Ok(CoreArray { dtype: dtype_named("uint16"), shape: self.shape.clone(), elements })
     }
 
     /// Returns a capsule that holds the tensor.

@@ -112,10 +112,12 @@ fn work(cli: Cli, aliases: &[String], arguments: &[OsString], shown: Shown) -> R
     result
 }
 
-/// Runs a command within another program, for its JSON report: it handles no signal and prints nothing.
+/// Runs the command that `arguments` name after the program's own name within another program, and returns its JSON report;
+/// empty for a command that has none. It handles no signal and prints nothing: `progress` shows what the command does, and may
+/// ask it to stop.
 ///
 /// # Errors
-/// As the program.
+/// [`Failed`] for arguments or inputs that cannot be used, I/O, a quality gate, or a stop.
 pub fn call(arguments: Vec<OsString>, progress: Box<dyn Progress>) -> Result<String, Failed> {
     let arguments = model_first(arguments);
     let failed = |exit, message, report| Failed { exit, message, report };

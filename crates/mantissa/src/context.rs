@@ -89,7 +89,7 @@ impl Kept {
     }
 }
 
-/// How a run of a command is shown.
+/// Display of a command that runs.
 pub(crate) struct Shown {
     /// Its progress.
     pub(crate) progress: Box<dyn Progress>,

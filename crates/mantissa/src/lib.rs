@@ -29,10 +29,7 @@ mod commands;
 // Layer: the command line.
 mod app;
 
-// Layer: commands called by another program.
-mod embed;
-
-pub use app::{Failed, main, main_with};
+pub use app::{Failed, call, main, main_with};
 pub use commands::chat_renderer;
-pub use embed::{call, leave_embedded, remove_embedded, starts_with};
 pub use error::Exit;
+pub use program::starts_with;
