@@ -222,7 +222,7 @@ fn invalid_settings_and_data_are_named_and_leave_nothing() {
     refused("model.tokenizer=nowhere", "nowhere");
     fs::write(temp.path().join("wide.json"), "{\"model_type\": \"mamba\"}").unwrap();
     refused("model.config=wide.json", "wide.json");
-    let line = fail(3, &["train", text(&config), "--memory", "5M", "--quiet"]);
+    let line = fail(3, &["train", text(&config), "--memory", "6M", "--quiet"]);
     assert!(line.contains("train: expected at most"), "{line}");
 }
 
