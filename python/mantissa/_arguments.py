@@ -39,8 +39,10 @@ def flags(options: Mapping[str, Any]) -> Iterator[str]:
         if value is True:
             yield flag
             continue
-        many = not isinstance(value, (str, bytes, os.PathLike)) and isinstance(value, Iterable)
-        for one in value if many else [value]:
+        many: Iterable[Any] = [value]
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, os.PathLike)):
+            many = value
+        for one in many:
             yield f"{flag}={os.fspath(one) if isinstance(one, os.PathLike) else one}"
 
 

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from . import _core
 from ._arguments import PathLike, memory_text, path_text
 from ._tensor import Tensor
-from .errors import MantissaError
 
-__all__ = ["Completion", "Model", "load"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Completion", "GenerateSettings", "Model", "load"]
+
+
+class GenerateSettings(TypedDict, total=False):
+    """Settings of a continuation, as keywords of :meth:`Model.generate`, :meth:`Model.stream` and :meth:`Model.chat`."""
+
+    max_new_tokens: int
+    """Largest number of new tokens (128)."""
+    temperature: float
+    """Divisor of the logits before sampling; 0 is greedy (0)."""
+    top_k: int
+    """Number of tokens that can be sampled; 0 is all (0)."""
+    top_p: float
+    """Share of probability of the tokens that can be sampled (1)."""
+    min_p: float
+    """Least probability of a token that can be sampled, as a share of the largest (0)."""
+    repetition_penalty: float
+    """Divisor of the positive logits of tokens that occurred (1)."""
+    seed: int
+    """Seed of the sampling (0)."""
+    ignore_eos: bool
+    """Continue after an end token (False)."""
+    logprobs: bool
+    """Return the log-probability of each new token (False)."""
 
 
 class Completion(NamedTuple):
@@ -67,37 +92,14 @@ class Model:
     def _ids(self, prompt: str | Sequence[int], *, bos: bool | None = None) -> list[int]:
         return self.encode(prompt, bos=bos) if isinstance(prompt, str) else [int(token) for token in prompt]
 
-    def _length(self, prompt: list[int]) -> int | None:
-        """Characters of a prompt; ``None`` if the tokenizer gives no text."""
-        try:
-            return len(self.decode(prompt))
-        except MantissaError:
-            return None
-
-    def _text(self, prompt: list[int], length: int | None, tokens: list[int]) -> str:
-        """Text of the tokens after a prompt of so many characters."""
-        try:
-            return "" if length is None else self.decode([*prompt, *tokens])[length:]
-        except MantissaError:
-            return ""
-
     def generate(
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        ignore_eos: bool = False,
-        logprobs: bool = False,
+        **settings: Unpack[GenerateSettings],
     ) -> list[Completion]:
-        """Continue prompts, which are texts or lists of token ids, all at once. Temperature 0 is greedy.
+        """Continue prompts, which are texts or lists of token ids, all at once. See :class:`GenerateSettings`.
 
-        A prompt has the same continuation alone and among others.
+        Without a temperature, decoding is greedy. A prompt has the same continuation alone and among others.
 
         >>> import mantissa
         >>> [answer] = mantissa.load("demo").generate("Once upon a time", max_new_tokens=4)
@@ -107,18 +109,10 @@ class Model:
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many: Any = [prompts] if one else prompts
         ids = [self._ids(prompt) for prompt in many]
-        found = self._core.generate(
-            ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos, logprobs=logprobs,
-            on_token=None,
-        )
-        return [
-            Completion(self._text(prompt, self._length(prompt), tokens), tokens, probabilities, reason)
-            for prompt, (tokens, probabilities, reason) in zip(ids, found)
-        ]
+        return [Completion(*found) for found in self._core.generate(ids, **settings)]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Completion:
-        """Answer a conversation, rendered by the model's chat template. ``settings`` are those of :meth:`generate`.
+    def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Unpack[GenerateSettings]) -> Completion:
+        """Answer a conversation, rendered by the model's chat template.
 
         >>> import mantissa
         >>> answer = mantissa.load("demo").chat([{"role": "user", "content": "A dog"}], max_new_tokens=8)
@@ -141,17 +135,7 @@ class Model:
         return self._core.render(json.dumps([dict(message) for message in messages]))
 
     def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        ignore_eos: bool = False,
+        self, prompt: str | Sequence[int], **settings: Unpack[GenerateSettings]
     ) -> Generator[str, None, None]:
         """Continue one prompt and yield each piece of new text as it comes. Leaving the loop ends the computation.
 
@@ -165,50 +149,35 @@ class Model:
         import threading
 
         ids = self._ids(prompt)
-        waiting: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        waiting: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
         left = threading.Event()
 
-        def told(_: int, token: int) -> bool:
-            waiting.put(token)
+        def told(_: int, piece: str) -> bool:
+            if piece:
+                waiting.put(piece)
             return left.is_set()
 
         def work() -> None:
             try:
-                self._core.generate(
-                    [ids], max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-                    min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, ignore_eos=ignore_eos,
-                    logprobs=False, on_token=told,
-                )
+                self._core.generate([ids], told, **settings)
                 waiting.put(None)
             except BaseException as error:  # raised again where the pieces are read
                 waiting.put(error)
 
         thread = threading.Thread(target=work, name="mantissa-stream", daemon=True)
         thread.start()
-        tokens: list[int] = []
-        length = self._length(ids)
-        sent = ""
         try:
-            while True:
-                item = waiting.get()
+            while (item := waiting.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                if item is None:
-                    break
-                tokens.append(item)
-                text = self._text(ids, length, tokens)
-                # Half of a character decodes as a replacement character.
-                if text.startswith(sent) and not text.endswith("\ufffd") and len(text) > len(sent):
-                    yield text[len(sent) :]
-                    sent = text
-            rest = self._text(ids, length, tokens)
-            if len(rest) > len(sent):
-                yield rest[len(sent) :]
+                yield item
         finally:
             left.set()
             thread.join()
 
-    async def astream(self, prompt: str | Sequence[int], **settings: Any) -> AsyncIterator[str]:
+    async def astream(
+        self, prompt: str | Sequence[int], **settings: Unpack[GenerateSettings]
+    ) -> AsyncIterator[str]:
         """Continue one prompt as :meth:`stream` does, without blocking an event loop.
 
         >>> import asyncio, mantissa
@@ -281,11 +250,14 @@ def load(
     *,
     kv: str | None = None,
     adapter: PathLike | None = None,
+    draft: PathLike | None = None,
     threads: int | None = None,
     memory: str | int | None = None,
     strict: bool = False,
 ) -> Model:
     """Load a model, quantized or not, to run it. ``kv`` is the policy of its KV cache, such as ``"int8-head"``.
+
+    ``draft`` is a smaller model of the same vocabulary, which proposes tokens: greedy text is the same, and comes faster.
 
     >>> import mantissa
     >>> mantissa.load("demo").context
@@ -293,7 +265,8 @@ def load(
     """
     return Model(
         _core.CoreModel(
-            os.fspath(model), kv=kv, adapter=path_text(adapter), threads=threads, memory=memory_text(memory), strict=strict
+            os.fspath(model), kv=kv, adapter=path_text(adapter), draft=path_text(draft), threads=threads,
+            memory=memory_text(memory), strict=strict,
         ),
         os.fspath(model),
     )

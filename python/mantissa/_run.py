@@ -18,7 +18,7 @@ class History(Mapping[str, "list[Any]"]):
 
     def __init__(self, log: Path) -> None:
         rows: dict[int, dict[str, Any]] = {}
-        for row in _rows(log):
+        for row, _ in _rows(log):
             # A resumed run repeats the steps after its checkpoint.
             rows[row["step"]] = row
         steps = [rows[step] for step in sorted(rows)]
@@ -59,17 +59,22 @@ class Run(Report):
         return History(Path(self["run"], "log.jsonl"))
 
 
-def _rows(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a log."""
+def _rows(log: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the whole lines of a log from a byte on, each with the byte at which it ends."""
     import json
 
     try:
-        text = log.read_text(encoding="utf-8")
+        file = log.open("rb")
     except FileNotFoundError:
         return
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+    with file:
+        # A log that is shorter than what was read is that of a run that was started over.
+        at = file.seek(0 if start > file.seek(0, 2) else start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            at += len(line)
+            yield json.loads(line), at
 
 
 class StepReader:
@@ -88,17 +93,6 @@ class StepReader:
 
     def read(self) -> None:
         """Call the function for the rows since the last call."""
-        import json
-
-        if not self._log.exists():
-            return
-        with self._log.open("rb") as file:
-            if self._read > file.seek(0, 2):
-                # The run was started over.
-                self._read = 0
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._read += len(line)
-                self._on_step(json.loads(line))
+        for row, end in _rows(self._log, self._read):
+            self._read = end
+            self._on_step(row)

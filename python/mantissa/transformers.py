@@ -136,8 +136,9 @@ class MantissaQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config = self.quantization_config
         source = getattr(model.config, "_name_or_path", None) or model.name_or_path
-        self._folder = source if config.recipe is None else self._quantized(source, config)
-        weights = self._weights = _core.CoreWeights(self._folder)
+        folder = source if config.recipe is None else self._quantized(source, config)
+        self._folder = folder
+        weights = self._weights = _core.CoreWeights(folder)
         dtype = getattr(model, "dtype", torch.float32)
         # Codes and scales are read by this package; a dense model's weights are the folder's, quantized.
         ignored = {rf"^{re.escape(module)}\." for module in weights.linears()}

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,24 @@ def test_children_run_jobs(method: str) -> None:
     here = _child(0)
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.map(_child, range(2)) == [here, here]
+
+
+def test_a_draft_changes_no_greedy_token(model: mantissa.Model, tmp_path: Path) -> None:
+    mantissa.quantize("demo", "rtn-int4-g32", out=tmp_path / "small", verify=False)
+    drafted = mantissa.load("demo", draft=tmp_path / "small")
+    [alone] = model.generate("Once upon a time", max_new_tokens=24)
+    assert drafted.generate("Once upon a time", max_new_tokens=24) == [alone]
+    with pytest.raises(mantissa.InputError):
+        mantissa.load("demo", draft="nowhere")
+
+
+def test_pieces_of_a_stream_are_whole_characters(model: mantissa.Model) -> None:
+    prompt = [*model.encode("é"), *model.encode("日本", bos=False)]
+    pieces = list(model.stream(prompt, max_new_tokens=48, temperature=5.0, seed=3, ignore_eos=True))
+    [answer] = model.generate([prompt], max_new_tokens=48, temperature=5.0, seed=3, ignore_eos=True)
+    assert "".join(pieces) == answer.text and all(pieces)
+
+
+def test_an_unknown_setting_is_refused(model: mantissa.Model) -> None:
+    with pytest.raises(TypeError):
+        model.generate("Once", temprature=0.5)  # type: ignore[call-arg]

@@ -114,6 +114,72 @@ def models_of_transformers() -> None:
             print(f"peft: loss of LoRA over 20 steps {losses[0]:.4f} to {losses[-1]:.4f}")
 
 
+def speed_beside_bitsandbytes() -> None:
+    """Tokens/s of `generate` of transformers over our linear layers and over those of bitsandbytes (NF4), in turns."""
+    import bitsandbytes
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    import mantissa.transformers
+    from mantissa.transformers import MantissaConfig
+
+    # One thread each: two of one core would only wait for each other.
+    torch.set_num_threads(1)
+    ids = torch.tensor([mantissa.load(MODEL).encode("Once upon a time there was a little girl who had a dog.")])
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    models = {
+        f"bitsandbytes {bitsandbytes.__version__}, nf4": AutoModelForCausalLM.from_pretrained(
+            MODEL, dtype=torch.bfloat16, device_map="cpu", quantization_config=nf4
+        ),
+        "torch, bf16": AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16),
+        "mantissa, int4-g32": AutoModelForCausalLM.from_pretrained(
+            MODEL, dtype=torch.float32, quantization_config=MantissaConfig("rtn-int4-g32", threads=1)
+        ),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(6):
+        for name, model in models.items():
+            start = time.perf_counter()
+            made = model.generate(ids, max_new_tokens=48, min_new_tokens=48, do_sample=False)
+            if turn:
+                rates[name].append((made.shape[1] - ids.shape[1]) / (time.perf_counter() - start))
+    for name, values in rates.items():
+        print(f"generate of transformers, {name}: {statistics.median(values):.1f} tokens/s (of {len(values)})")
+
+
+def lora_beside_our_trainer() -> None:
+    """Loss of 20 steps of LoRA on the same quantized weights and the same tokens: PEFT over our layers, and `finetune`."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    import mantissa.transformers
+
+    text = "Once upon a time there was a little girl who had a dog. They went to the park and played with a red ball."
+    ids = torch.tensor([mantissa.load(MODEL).encode(text)])
+    with tempfile.TemporaryDirectory() as folder:
+        mantissa.quantize(MODEL, "rtn-int4-g32", out=Path(folder, "base"), format="native", verify=False)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_pretrained(Path(folder, "base"), dtype=torch.float32)
+            tuned = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+            optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
+            theirs = []
+            for _ in range(20):
+                loss = tuned(input_ids=ids, labels=ids).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                theirs.append(loss.item())
+            run = mantissa.finetune(
+                Path(folder, "base"), [text] * 20, out=Path(folder, f"run-{seed}"), adapter="lora", rank=8, alpha=16,
+                target=["q_proj", "v_proj"], lr=1e-3, batch=1, steps=20, length=ids.shape[1] - 1, validation=0, seed=seed,
+                set=["schedule.kind=constant", "schedule.warmup=0", "optimizer.weight_decay=0"],
+            )
+            ours = run.history["loss"]
+            print(f"LoRA, seed {seed}: loss {theirs[0]:.4f} to {theirs[-1]:.4f} by PEFT, {ours[0]:.4f} to {ours[-1]:.4f} by finetune")
+
+
 def tasks_of_lm_eval() -> None:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -158,6 +224,10 @@ def main() -> None:
             tensors_of_ml_dtypes()
     if there("torch") and there("transformers"):
         models_of_transformers()
+        if Path(MODEL).is_dir() and there("bitsandbytes"):
+            speed_beside_bitsandbytes()
+        if Path(MODEL).is_dir() and there("peft"):
+            lora_beside_our_trainer()
     if there("lm_eval"):
         tasks_of_lm_eval()
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::shape::ModelShape;
 
-pub use policy::{POLICIES, PolicyStorage, policy_storage};
+pub use policy::{PolicyStorage, policy_storage};
 
 /// Bytes per parameter of a training recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -235,7 +235,7 @@ impl TrainingRecipe {
     /// Bytes per parameter that `mantissa train` takes under the recipe's policy, with moments of the recipe's size: its
     /// weights, master copy and gradients are those of the policy. `None` without a policy.
     pub fn trainer_bytes(&self, shape: &ModelShape) -> Option<f64> {
-        Some(policy_storage(self.policy?)?.bytes_per_parameter(shape, self.moments))
+        Some(policy_storage(self.policy?).bytes_per_parameter(shape, self.moments))
     }
 
     /// Bytes per parameter of one device that holds all.

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mantissa_jobs::model::{load_tokenizer, open};
 use mantissa_jobs::names::stop_name;
-use mantissa_jobs::sessions::{SessionNeeds, policy_to_set};
+use mantissa_jobs::sessions::{SessionNeeds, policy_to_set, same_vocabulary};
 use mantissa_jobs::{Allowed, Host, JobError, ModelPath, Silent, adapter, chat, parse_bytes};
 use mantissa_kernels::available_threads;
-use mantissa_model::{Bos, ForwardError, GenerateError, KvPolicy, Message, Sampling, Tokenizer, load_config};
+use mantissa_model::{
+    Bos, DecodeStream, ForwardError, GenerateError, KvPolicy, Message, Sampling, Tokenizer, load_config,
+};
 use mantissa_runtime::{EventKind, FastModel, Pooling, Request, Runtime, RuntimeOptions, SequenceId};
 use mantissa_store::Paths;
 use pyo3::prelude::*;
@@ -26,14 +28,54 @@ pub struct CoreModel {
 /// A model with its tokenizer, which the threads of calls share.
 struct Loaded {
     model: FastModel,
+    /// A smaller model that proposes tokens.
+    draft: Option<FastModel>,
     tokenizer: Option<Tokenizer>,
     context: usize,
     vocabulary: usize,
     place: String,
 }
 
-/// A continuation: token ids, log-probabilities if asked for, and the reason of its end.
-type Continuation = (Vec<u32>, Vec<f32>, &'static str);
+/// A continuation: its text, token ids, log-probabilities if asked for, and the reason of its end.
+type Continuation = (String, Vec<u32>, Vec<f32>, &'static str);
+
+/// Text of a continuation as its tokens come; empty without a tokenizer, and from where it decodes no more.
+struct Text<'t> {
+    stream: Option<DecodeStream<'t>>,
+    whole: String,
+}
+
+impl<'t> Text<'t> {
+    fn after(prompt: &[u32], tokenizer: Option<&'t Tokenizer>) -> Self {
+        let mut stream = tokenizer.map(Tokenizer::stream);
+        if stream.as_mut().is_some_and(|stream| stream.skip(prompt).is_err()) {
+            stream = None;
+        }
+        Text { stream, whole: String::new() }
+    }
+
+    /// Adds a token and returns the text that it completes.
+    fn push(&mut self, token: u32) -> String {
+        let Some(piece) = self.stream.as_mut().map(|stream| stream.push(token)) else { return String::new() };
+        match piece {
+            Ok(piece) => {
+                self.whole.push_str(&piece);
+                piece
+            }
+            Err(_) => {
+                self.stream = None;
+                String::new()
+            }
+        }
+    }
+
+    /// Returns the text held back for a character's other tokens.
+    fn finish(&mut self) -> String {
+        let rest = self.stream.take().and_then(|stream| stream.finish().ok()).unwrap_or_default();
+        self.whole.push_str(&rest);
+        rest
+    }
+}
 
 /// Settings of a continuation.
 #[derive(Clone, Copy)]
@@ -44,41 +86,61 @@ struct Settings {
     logprobs: bool,
 }
 
+/// What a model is loaded with.
+struct With {
+    kv: Option<KvPolicy>,
+    adapter: Option<PathBuf>,
+    draft: Option<ModelPath>,
+}
+
 impl Loaded {
-    fn new(
-        path: PathBuf,
-        (kv, adapter_folder): (Option<KvPolicy>, Option<PathBuf>),
-        allowed: Allowed,
-    ) -> Result<Self, JobError> {
+    fn new(path: PathBuf, with: With, allowed: Allowed) -> Result<Self, JobError> {
         let permits = Paths::default().check("load", false)?;
         let host = Host::new(allowed, permits, Box::new(Silent));
         let files = open(&path, &host)?;
-        let adapter = adapter::open(adapter_folder.as_deref())?;
-        let policy = policy_to_set(kv.as_ref(), &files);
-        let mut needs = SessionNeeds::default();
-        needs.add_model(&files, (policy, adapter.as_ref()), &RuntimeOptions::single(1), host.threads)?;
+        let draft = with.draft.map(|draft| open(&draft, &host)).transpose()?;
+        let adapter = adapter::open(with.adapter.as_deref())?;
+        let policy = policy_to_set(with.kv.as_ref(), &files);
+        let (mut needs, sizes) = (SessionNeeds::default(), RuntimeOptions::single(1));
+        needs.add_model(&files, (policy, adapter.as_ref()), &sizes, host.threads)?;
+        draft.iter().try_for_each(|draft| needs.add_draft(draft, &sizes, host.threads))?;
         host.require_more_memory("load: weights", needs.peak())?;
         let tokenizer = load_tokenizer(&files, &host).ok();
         let config = load_config(&files)?;
+        let draft = draft.map(|files| {
+            // Without a tokenizer only the sizes of the vocabularies can be compared, as a session does.
+            if let Some(tokenizer) = &tokenizer {
+                same_vocabulary(&files, tokenizer, config.vocab_size, &host)?;
+            }
+            Ok::<_, JobError>(FastModel::load(&files, host.threads)?)
+        });
+        let draft = draft.transpose()?;
         let mut model = adapter::fast(&files, adapter.as_ref(), host.threads)?;
         if let Some(policy) = policy {
             model.set_kv(policy)?;
         }
         let (context, vocabulary) = (config.max_position_embeddings, config.vocab_size);
-        Ok(Loaded { model, tokenizer, context, vocabulary, place: path.display().to_string() })
+        Ok(Loaded { model, draft, tokenizer, context, vocabulary, place: path.display().to_string() })
     }
 
-    /// Continues all `prompts` at once, until `stop` is set; `told` gets each new token with its prompt's index.
+    /// Continues all `prompts` at once, until `stop` is set; `told` gets each piece of new text, which may be empty, with
+    /// its prompt's index.
     fn continued(
         &self,
         prompts: &[Vec<u32>],
         settings: Settings,
         stop: &AtomicBool,
-        told: &dyn Fn(usize, u32),
+        told: &dyn Fn(usize, String),
     ) -> Result<Vec<Continuation>, JobError> {
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + settings.new_tokens;
         let mut runtime = Runtime::new(&self.model, RuntimeOptions::batch(prompts.len().max(1), longest))?;
-        let mut found: Vec<Continuation> = vec![(Vec::new(), Vec::new(), "caller"); prompts.len()];
+        if let Some(draft) = &self.draft {
+            runtime = runtime.with_draft(draft)?;
+        }
+        let mut found: Vec<Continuation> =
+            vec![(String::new(), Vec::new(), Vec::new(), "caller"); prompts.len()];
+        let mut texts: Vec<Text> =
+            prompts.iter().map(|prompt| Text::after(prompt, self.tokenizer.as_ref())).collect();
         let mut ids: Vec<SequenceId> = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             ids.push(runtime.add(Request {
@@ -95,18 +157,25 @@ impl Loaded {
                 let Some(at) = ids.iter().position(|id| *id == event.sequence) else { continue };
                 match &event.kind {
                     EventKind::Token { token, logprob, .. } => {
-                        found[at].0.push(*token);
-                        found[at].1.extend(*logprob);
-                        told(at, *token);
+                        found[at].1.push(*token);
+                        found[at].2.extend(*logprob);
+                        told(at, texts[at].push(*token));
                     }
-                    EventKind::Finished(reason) => found[at].2 = stop_name(*reason),
+                    EventKind::Finished(reason) => found[at].3 = stop_name(*reason),
                     EventKind::Broken => {
-                        let position = prompts[at].len() + found[at].0.len();
+                        let position = prompts[at].len() + found[at].1.len();
                         return Err(GenerateError::from(ForwardError::NoLogits { position }).into());
                     }
                     _ => {}
                 }
             }
+        }
+        for (at, text) in texts.iter_mut().enumerate() {
+            let rest = text.finish();
+            if !rest.is_empty() {
+                told(at, rest);
+            }
+            found[at].0 = std::mem::take(&mut text.whole);
         }
         Ok(found)
     }
@@ -189,12 +258,14 @@ impl CoreModel {
 impl CoreModel {
     /// Loads a model.
     #[new]
-    #[pyo3(signature = (path, *, kv, adapter, threads, memory, strict))]
+    #[pyo3(signature = (path, *, kv, adapter, draft, threads, memory, strict))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         kv: Option<&str>,
         adapter: Option<PathBuf>,
+        draft: Option<PathBuf>,
         threads: Option<usize>,
         memory: Option<&str>,
         strict: bool,
@@ -204,9 +275,11 @@ impl CoreModel {
         let allowed = Allowed { threads: threads.unwrap_or_else(available_threads), memory, strict };
         let kv = kv.map(str::parse::<KvPolicy>).transpose();
         let kv = kv.map_err(|error| input("kv", &error.to_string(), "a policy such as \"int8-head\""))?;
-        let path = ModelPath::find(path).map_err(|error| JobError::from(error).raise())?.to_path_buf();
+        let found = |path| ModelPath::find(path).map_err(|error| JobError::from(error).raise());
+        let path = found(path)?.to_path_buf();
+        let with = With { kv, adapter, draft: draft.map(found).transpose()? };
         let stop = AtomicBool::new(false);
-        let loaded = interruptible(py, &stop, move || Loaded::new(path, (kv, adapter), allowed))?;
+        let loaded = interruptible(py, &stop, move || Loaded::new(path, with, allowed))?;
         Ok(CoreModel { loaded: Arc::new(loaded) })
     }
 
@@ -256,13 +329,15 @@ impl CoreModel {
         rendered.map_err(Raise::raise)
     }
 
-    /// Continues prompts of token ids, all at once. `on_token` is called with the index of the prompt and the token.
-    #[pyo3(signature = (prompts, *, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, ignore_eos, logprobs, on_token))]
+    /// Continues prompts of token ids, all at once. `on_text` is called with the index of the prompt and each piece of
+    /// its text, which is empty for a token whose text waits for the next one's.
+    #[pyo3(signature = (prompts, on_text=None, *, max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0, ignore_eos=false, logprobs=false))]
     #[allow(clippy::too_many_arguments)]
     fn generate(
         &self,
         py: Python<'_>,
         prompts: Vec<Vec<u32>>,
+        on_text: Option<Py<PyAny>>,
         max_new_tokens: usize,
         temperature: f32,
         top_k: usize,
@@ -272,7 +347,6 @@ impl CoreModel {
         seed: u64,
         ignore_eos: bool,
         logprobs: bool,
-        on_token: Option<Py<PyAny>>,
     ) -> PyResult<Vec<Continuation>> {
         prompts.iter().try_for_each(|prompt| self.check(prompt, max_new_tokens))?;
         let sampling = Sampling {
@@ -288,10 +362,10 @@ impl CoreModel {
         let (stop, loaded) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.loaded));
         let asked = Arc::clone(&stop);
         interruptible(py, &stop, move || {
-            let told = |at: usize, token: u32| {
-                let Some(function) = &on_token else { return };
+            let told = |at: usize, piece: String| {
+                let Some(function) = &on_text else { return };
                 // An exception, or a true value, ends the call.
-                let called = Python::attach(|py| function.call1(py, (at, token))?.is_truthy(py));
+                let called = Python::attach(|py| function.call1(py, (at, piece))?.is_truthy(py));
                 if called.unwrap_or(true) {
                     asked.store(true, Ordering::Relaxed);
                 }

@@ -7,7 +7,7 @@
 //! - The environment, for a whole process, so that a test can run any command under it: `MANTISSA_FAULT=kill:N` kills
 //!   the process (SIGKILL) instead of its change number N, `stop:N` stops it (SIGSTOP) before that change until it is
 //!   continued, `error:N` fails that change with EIO, `full:N` fails it and all later ones that take space with
-//!   ENOSPC. `MANTISSA_TRACE=FILE` appends one line per change to FILE, and the bytes written to `FILE.data`.
+//!   ENOSPC, `panic:N` panics before it, as a bug would. `MANTISSA_TRACE=FILE` appends one line per change to FILE, and the bytes written to `FILE.data`.
 //!
 //! The environment affects only its own process. Unarmed, the cost is one thread-local load and one atomic load per
 //! system call.
@@ -152,6 +152,7 @@ enum Fault {
     Stop(u64),
     Error(u64),
     Full(u64),
+    Panic(u64),
 }
 
 impl Fault {
@@ -163,6 +164,7 @@ impl Fault {
             "stop" => Some(Fault::Stop(number)),
             "error" => Some(Fault::Error(number)),
             "full" => Some(Fault::Full(number)),
+            "panic" => Some(Fault::Panic(number)),
             _ => None,
         }
     }
@@ -207,6 +209,7 @@ impl Process {
                 Ok(())
             }
             Some(Fault::Error(n)) if at == n => error(rustix::io::Errno::IO),
+            Some(Fault::Panic(n)) if at == n => std::panic::panic_any("injected fault"),
             Some(Fault::Full(n)) if at >= n && change.takes_space() => error(rustix::io::Errno::NOSPC),
             _ => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! `mantissa plan --train` counts what the trainer allocates.
 use mantissa_model::{ModelConfig, Role};
-use mantissa_plan::training::{POLICIES, policy_storage};
+use mantissa_plan::training::policy_storage;
 use mantissa_train::{AdamW, Master, MemoryPlan, MomentFormat, Options, ParamTable, Policy, Precision};
 use serde_json::json;
 
@@ -18,7 +18,6 @@ fn config(model_type: &str, hidden: u64, kv_heads: u64) -> ModelConfig {
 /// do not grow with the number of layers: a tensor of gradients below 16 bits, and one of INT8 weights.
 #[test]
 fn every_policy_and_state() {
-    assert_eq!(Policy::names().count(), POLICIES.len());
     let shapes = [config("llama", 64, 2), config("llama", 24, 4), config("qwen2_moe", 32, 4)];
     for config in shapes {
         let table = ParamTable::new(&config);
@@ -33,7 +32,7 @@ fn every_policy_and_state() {
         let largest = of(&mut table.iter().map(|param| param.range.len()));
         for name in Policy::names() {
             let policy = Policy::by_name(name, 1).unwrap();
-            let storage = policy_storage(name).unwrap();
+            let storage = policy_storage(name);
             let options = Options { max_tokens: 8, max_len: 8, threads: 1, policy: policy.clone() };
             let plan = MemoryPlan::new(&config, &options);
             let entry = |what: &str| plan.entries.iter().find(|(name, _)| *name == what).unwrap().1;
