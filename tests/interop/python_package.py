@@ -155,29 +155,42 @@ def lora_beside_our_trainer() -> None:
 
     import mantissa.transformers
 
-    text = "Once upon a time there was a little girl who had a dog. They went to the park and played with a red ball."
-    ids = torch.tensor([mantissa.load(MODEL).encode(text)])
+    prompt = "Once upon a time"
+    completion = " there was a little girl who had a dog. They went to the park and played with a red ball."
+    source = mantissa.load(MODEL)
+    tokens = source.encode(prompt + completion)
+    end = json.loads(Path(MODEL, "config.json").read_text())["eos_token_id"]
+    ids = torch.tensor([[*tokens, end]])
+    # The loss is on the completion and its end, as in `finetune`.
+    labels = ids.clone()
+    labels[0, : len(source.encode(prompt))] = -100
+    last = []
     with tempfile.TemporaryDirectory() as folder:
         mantissa.quantize(MODEL, "rtn-int4-g32", out=Path(folder, "base"), format="native", verify=False)
-        for seed in range(3):
+        for seed in range(6):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_pretrained(Path(folder, "base"), dtype=torch.float32)
             tuned = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
             optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
             theirs = []
             for _ in range(20):
-                loss = tuned(input_ids=ids, labels=ids).loss
+                loss = tuned(input_ids=ids, labels=labels).loss
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 theirs.append(loss.item())
             run = mantissa.finetune(
-                Path(folder, "base"), [text] * 20, out=Path(folder, f"run-{seed}"), adapter="lora", rank=8, alpha=16,
-                target=["q_proj", "v_proj"], lr=1e-3, batch=1, steps=20, length=ids.shape[1] - 1, validation=0, seed=seed,
-                set=["schedule.kind=constant", "schedule.warmup=0", "optimizer.weight_decay=0"],
+                Path(folder, "base"), [{"prompt": prompt, "completion": completion}] * 20, out=Path(folder, f"run-{seed}"), adapter="lora", rank=8, alpha=16,
+                target=["q_proj", "v_proj"], lr=1e-3, batch=1, steps=20, policy="fp32", length=ids.shape[1], validation=0, seed=seed,
+                # The loop above clips no gradient.
+                set=["schedule.kind=constant", "schedule.warmup=0", "optimizer.max_norm=1e9"],
             )
             ours = run.history["loss"]
             print(f"LoRA, seed {seed}: loss {theirs[0]:.4f} to {theirs[-1]:.4f} by PEFT, {ours[0]:.4f} to {ours[-1]:.4f} by finetune")
+            last.append((theirs[-1], ours[-1]))
+    peft, own = (statistics.mean(values) for values in zip(*last))
+    print(f"LoRA: mean loss after 20 steps {peft:.4f} by PEFT, {own:.4f} by finetune")
+    assert abs(peft - own) < 0.01
 
 
 def tasks_of_lm_eval() -> None:
