@@ -54,25 +54,22 @@ fn schemes() -> Vec<String> {
 
 /// Compiled part of the package mantissa.
 #[pymodule]
-fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<model::CoreModel>()?;
-    module.add_class::<tensor::CoreArray>()?;
-    module.add_class::<tensor::CoreTensor>()?;
-    module.add_class::<linear::CoreLinear>()?;
-    module.add_class::<weights::CoreWeights>()?;
-    for function in [
-        wrap_pyfunction!(host::command, module)?,
-        wrap_pyfunction!(host::forked, module)?,
-        wrap_pyfunction!(host::settle, module)?,
-        wrap_pyfunction!(main, module)?,
-        wrap_pyfunction!(starts_with, module)?,
-        wrap_pyfunction!(remove_embedded, module)?,
-    ] {
-        module.add_function(function)?;
-    }
-    module.add_function(wrap_pyfunction!(tensor::quantize_tensor, module)?)?;
-    module.add_function(wrap_pyfunction!(recipes, module)?)?;
-    module.add_function(wrap_pyfunction!(schemes, module)?)?;
-    Ok(())
+mod _core {
+    #[pymodule_export]
+    use super::host::{command, forked, settle};
+    #[pymodule_export]
+    use super::linear::CoreLinear;
+    #[pymodule_export]
+    use super::model::CoreModel;
+    #[pymodule_export]
+    use super::tensor::{CoreArray, CoreTensor, quantize_tensor};
+    #[pymodule_export]
+    use super::weights::CoreWeights;
+    #[pymodule_export]
+    use super::{main, recipes, remove_embedded, schemes, starts_with};
+
+    /// Version of the package.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }
