@@ -113,8 +113,8 @@ impl Shared {
 }
 
 impl State {
-    /// Checks that there is room for so many jobs whose prompts have so many tokens. What counts is the waiting work of the client: one without any
-    /// gets in whatever the others have queued, as long as not too many clients wait.
+    /// Checks that there is room for so many jobs whose prompts have so many tokens. The waiting work of the client
+    /// counts: one without any gets in whatever the others have queued, as long as not too many clients wait.
     pub(super) fn check_room(
         &self,
         jobs: usize,

@@ -8,7 +8,7 @@ use super::GrammarError;
 /// 2^63: bounds of integers from here on admit every i64.
 const I64_END: f64 = 9_223_372_036_854_775_808.0;
 
-/// What a value of a schema is.
+/// Kind of a value of a schema.
 #[derive(Clone, Copy)]
 enum Place {
     Schema,

@@ -18,7 +18,7 @@ pub struct Row {
     pub clients: usize,
     /// Time after which the client leaves.
     pub abandon: Option<Duration>,
-    /// What as many plain clients ask of `/v1/completions`: the other client's times beside them are the measure.
+    /// Requests of as many plain clients to `/v1/completions`: the other client's times beside them are the measure.
     pub plain: fn() -> String,
 }
 
@@ -46,7 +46,7 @@ fn left(name: &'static str, path: &'static str, body: fn() -> String) -> Row {
     Row { abandon: Some(Duration::from_millis(30)), ..row(name, path, ANY, body) }
 }
 
-/// What a plain client asks.
+/// Request of a plain client.
 fn plain() -> String {
     json!({ "prompt": "The dog", "max_tokens": 80, "temperature": 1, "ignore_eos": true }).to_string()
 }
