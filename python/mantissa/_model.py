@@ -97,7 +97,7 @@ class Model:
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         **settings: Unpack[GenerateSettings],
     ) -> list[Completion]:
-        """Continue prompts, which are texts or lists of token ids, all at once. See :class:`GenerateSettings`.
+        """Continue prompts, which are texts or lists of token ids, many at once. See :class:`GenerateSettings`.
 
         Without a temperature, decoding is greedy. A prompt has the same continuation alone and among others.
 

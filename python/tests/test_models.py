@@ -95,3 +95,11 @@ def test_pieces_of_a_stream_are_whole_characters(model: mantissa.Model) -> None:
 def test_an_unknown_setting_is_refused(model: mantissa.Model) -> None:
     with pytest.raises(TypeError):
         model.generate("Once", temprature=0.5)  # type: ignore[call-arg]
+
+
+def test_more_prompts_than_run_at_once(model: mantissa.Model) -> None:
+    prompts = [f"There were {count} dogs" for count in range(70)]
+    answers = model.generate(prompts, max_new_tokens=3)
+    assert [answer.tokens for answer in answers[-2:]] == [
+        model.generate(prompt, max_new_tokens=3)[0].tokens for prompt in prompts[-2:]
+    ]

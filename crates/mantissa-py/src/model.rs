@@ -19,6 +19,9 @@ use pyo3::prelude::*;
 use crate::error::{Raise, input};
 use crate::host::interruptible;
 
+/// Most prompts that are continued at once, which bounds the memory of their keys and values; others wait.
+const AT_ONCE: usize = 32;
+
 /// Model on the fast engine.
 #[pyclass(frozen, module = "mantissa._core")]
 pub struct CoreModel {
@@ -123,7 +126,7 @@ impl Loaded {
         Ok(Loaded { model, draft, tokenizer, context, vocabulary, place: path.display().to_string() })
     }
 
-    /// Continues all `prompts` at once, until `stop` is set; `told` gets each piece of new text, which may be empty, with
+    /// Continues `prompts`, [`AT_ONCE`] at a time, until `stop` is set; `told` gets each piece of new text, which may be empty, with
     /// its prompt's index.
     fn continued(
         &self,
@@ -133,7 +136,8 @@ impl Loaded {
         told: &dyn Fn(usize, String),
     ) -> Result<Vec<Continuation>, JobError> {
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + settings.new_tokens;
-        let mut runtime = Runtime::new(&self.model, RuntimeOptions::batch(prompts.len().max(1), longest))?;
+        let at_once = prompts.len().clamp(1, AT_ONCE);
+        let mut runtime = Runtime::new(&self.model, RuntimeOptions::batch(at_once, longest))?;
         if let Some(draft) = &self.draft {
             runtime = runtime.with_draft(draft)?;
         }
@@ -329,7 +333,7 @@ impl CoreModel {
         rendered.map_err(Raise::raise)
     }
 
-    /// Continues prompts of token ids, all at once. `on_text` is called with the index of the prompt and each piece of
+    /// Continues prompts of token ids, many at once. `on_text` is called with the index of the prompt and each piece of
     /// its text, which is empty for a token whose text waits for the next one's.
     #[pyo3(signature = (prompts, on_text=None, *, max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0, ignore_eos=false, logprobs=false))]
     #[allow(clippy::too_many_arguments)]
