@@ -288,10 +288,11 @@ class Case:
         total += max(work["cache"] / bandwidth, work["attention"] / (device.rates[device.half] * CPU_ATTENTION))
         return [total / spread for spread in CPU_SPREAD]
 
-    def split(self, precision, scheme, host):
+    def split(self, precision, scheme, host, theirs):
         """Layers of a GGUF file on the GPU as llama.cpp fills it: the output layer, then layers from the last on, each with its
         keys and values, beside the activations. The embedding is on the host. Returns `-ngl`, the bytes on both sides and the
-        tokens/s of decoding: the reads of both sides one after the other."""
+        tokens/s of decoding: the reads of both sides one after the other. `theirs` decides where a layer reaches the memory within
+        the tolerance."""
         model, device = self.model, self.device
         head = table_bytes(precision, model)[1]
         # A tied table is the head on the GPU, and the embedding on the host.
@@ -304,7 +305,8 @@ class Case:
         reads += 2 * model.others + self.batch * self.read(scheme, depth)
         count, gpu = 0, self.activations()
         for size in [head] + [layer] * model.layers:
-            if gpu + size > device.memory:
+            near = abs((gpu + size) / device.memory - 1) <= TOLERANCE
+            if count >= theirs if near else gpu + size > device.memory:
                 break
             count, gpu = count + 1, gpu + size
         below = model.layers - max(count - 1, 0)
@@ -359,7 +361,7 @@ class Case:
             check(name, "is split", float(wanted), float(split is not None))
             if wanted and split:
                 bandwidth = float(self.host.removesuffix("GB/s")) * 1e9 if self.host else DDR5
-                count, gpu, host, rates = self.split(precision, scheme, bandwidth)
+                count, gpu, host, rates = self.split(precision, scheme, bandwidth, split["gpu_layers"])
                 check(name, "-ngl", count, split["gpu_layers"])
                 check(name, "layers", self.model.layers + 1, split["layers"])
                 check(name, "GPU", gpu, split["gpu_bytes"])

@@ -164,11 +164,11 @@ def qwen3_next():
     made = 2 * keys + 2 * values + 2 * 32
     model.matrices += [
         Matrix("mixer", "other", 2 * keys + 2 * values, hidden, 36),
-        Matrix("mixer", "other", 2 * 32, hidden, 36),
         Matrix("mixer", "other", hidden, values, 36),
     ]
     model.mixed += 36 * (made + values)
-    model.others += 36 * ((2 * keys + values) * 4 + 2 * 32 + 128) + 48 * hidden
+    # The projection to rates of decay and write strengths stays in 16 bits.
+    model.others += 36 * ((2 * keys + values) * 4 + 2 * 32 + 128 + 2 * 32 * hidden) + 48 * hidden
     # A state of 128 × 128 for each head of values, and three tokens of the convolution, in f32.
     model.state = 36 * 4 * (32 * 128 * 128 + 3 * (2 * keys + values))
     model.state_heads = 16
