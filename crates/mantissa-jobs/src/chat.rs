@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::{ChatTemplates, LoadError, Message, Tokenizer, chat};
+use mantissa_model::{ChatTemplates, LoadError, Message, Tokenizer, chat, read_json};
+use mantissa_store::Gguf;
 use serde_json::Value;
 
 use crate::error::{BadInput, ChatFailed, Result};
@@ -35,6 +36,18 @@ pub fn with_template(tokenizer: Tokenizer, given: Option<&str>) -> Result<Tokeni
 /// Returns the file that a chat template is read from, if `given` names one.
 pub fn template_file(given: Option<&str>) -> Option<PathBuf> {
     given.map(PathBuf::from).filter(|path| path.is_file())
+}
+
+/// True if the model at `path`, a folder or a GGUF file, has a template of a plain conversation; false if that cannot be read.
+pub fn has_template(path: &Path) -> bool {
+    if path.is_file() {
+        let metadata =
+            |file: &Gguf| file.metadata().text("tokenizer.chat_template").map(|text| text.is_some());
+        return Gguf::open(path).is_ok_and(|file| metadata(&file).unwrap_or(false));
+    }
+    let Ok(config) = read_json(&path.join("tokenizer_config.json")) else { return false };
+    let templates = ChatTemplates::load(path, config.as_ref());
+    templates.is_ok_and(|templates| templates.get(ChatTemplates::DEFAULT).is_some())
 }
 
 /// Returns the default chat template of `model`.

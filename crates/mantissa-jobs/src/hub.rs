@@ -234,21 +234,74 @@ pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
     let name = missing.file_name().unwrap_or_default().to_string_lossy();
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let beside: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    if let Some(near) = near(&name, &beside) {
+    if let Some(near) = near(&name, &beside).or_else(|| file_of(&name, &beside)) {
         return format!("check the path; there is {near} in {}", folder.display());
     }
+    let known = || cache.map(cached_names).unwrap_or_default();
     // A folder that exists is no organization.
     match HubName::parse(&missing.to_string_lossy()).filter(|_| !folder.is_dir()) {
-        Some(name) => name.fix_of_missing(&cache.map(cached_names).unwrap_or_default()),
-        None => "check the path".to_owned(),
+        Some(name) => name.fix_of_missing(&known()),
+        None => bare(missing).map_or_else(|| "check the path".to_owned(), |name| fix_of_bare(name, &known())),
     }
+}
+
+/// Endings of files that hold a model.
+const ENDINGS: [&str; 2] = [".gguf", ".safetensors"];
+
+/// Returns the model files of `known` whose name without its ending is near to `name`, or begins with it.
+fn file_of(name: &str, known: &[String]) -> Option<String> {
+    let lower = name.to_lowercase();
+    let stem = |file: &String| {
+        let file = file.to_lowercase();
+        ENDINGS.iter().find_map(|ending| file.strip_suffix(ending).map(str::to_owned))
+    };
+    let fits = |stem: String| {
+        let distance = strsim::damerau_levenshtein(&lower, &stem);
+        distance <= few(name) || (lower.chars().count() >= 3 && stem.starts_with(&lower))
+    };
+    let close: Vec<&str> =
+        known.iter().filter(|file| stem(file).is_some_and(fits)).map(String::as_str).collect();
+    (!close.is_empty()).then(|| nearest_list(name, close))
+}
+
+/// Returns the word that people type for a model of another hub, such as `llama3` or `llama3:8b`, without its tag; `None` for
+/// a path or the name of a file.
+fn bare(missing: &Path) -> Option<&str> {
+    let text = missing.to_str()?;
+    let name = text.split([':', '@']).next()?;
+    let is_file = ENDINGS.iter().any(|ending| name.to_lowercase().ends_with(ending));
+    (is_part(name) && !is_file).then_some(name)
+}
+
+/// Says what to do about a name without an organization: the models of that name in a cache with the models `known`, or the
+/// form of a name on the hub.
+fn fix_of_bare(name: &str, known: &[String]) -> String {
+    let lower = name.to_lowercase();
+    let same =
+        |full: &&String| full.split_once('/').is_some_and(|(_, own)| own.to_lowercase().starts_with(&lower));
+    let held: Vec<&str> = known.iter().filter(same).map(String::as_str).collect();
+    let form = format!(
+        "name a model of the Hugging Face hub in full, ORG/{name}, and fetch it first: mantissa pull ORG/{name}"
+    );
+    match held.as_slice() {
+        [] => format!("check the path, or {form}"),
+        held => format!(
+            "check the path, or give {}, which the cache holds; else {form}",
+            nearest_list(name, held.iter().copied())
+        ),
+    }
+}
+
+/// Returns the number of letters in which a name that is meant may differ.
+fn few(name: &str) -> usize {
+    name.chars().count().max(3) / 3
 }
 
 /// Returns the names of `known` that are near to `name`, if one differs in few letters.
 pub(crate) fn near(name: &str, known: &[String]) -> Option<String> {
     let differs = |known: &&String| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
-    let few = name.chars().count().max(3) / 3;
-    let close: Vec<&str> = known.iter().filter(|known| differs(known) <= few).map(String::as_str).collect();
+    let close: Vec<&str> =
+        known.iter().filter(|known| differs(known) <= few(name)).map(String::as_str).collect();
     (!close.is_empty()).then(|| nearest_list(name, close))
 }
 
@@ -384,5 +437,38 @@ mod tests {
         // Below a folder that is there, a path is meant: the tests run in the crate's folder.
         assert!(fix("src/hub.r").contains("there is hub.rs in src"), "{}", fix("src/hub.r"));
         assert_eq!(fix("src/nothing-like-it"), "check the path");
+    }
+
+    #[test]
+    fn a_bare_name_is_answered_with_files_beside_it_and_the_form_of_the_hub() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["smol.gguf", "Qwen3-8B-Q4_K_M.gguf", "notes.txt", "stories.safetensors"] {
+            write(&at(name), "");
+        }
+        for (missing, found) in [
+            ("smol", "smol.gguf"),
+            ("smoll", "smol.gguf"),
+            ("smoll.gguf", "smol.gguf"),
+            ("Smol", "smol.gguf"),
+            ("qwen3", "Qwen3-8B-Q4_K_M.gguf"),
+            ("storys", "stories.safetensors"),
+        ] {
+            let fix = fix_of_missing(&at(missing), None);
+            assert!(fix.contains(&format!("there is {found} in")), "{missing}: {fix}");
+        }
+        assert_eq!(fix_of_missing(&at("note"), None), "check the path");
+        // A word alone, as in Ollama.
+        write(&at("cache/models--meta--Llama3-8B/refs/main"), "a");
+        let fix = |name: &str| fix_of_missing(Path::new(name), Some(&at("cache")));
+        for name in ["mistral", "mistral:7b", "mistral@main"] {
+            let fix = fix(name);
+            assert!(
+                fix.contains("in full, ORG/mistral, and fetch it first: mantissa pull ORG/mistral"),
+                "{fix}"
+            );
+        }
+        assert!(fix("llama3").contains("give meta/Llama3-8B, which the cache holds"), "{}", fix("llama3"));
+        assert_eq!((fix("model.gguf"), fix("../none")), ("check the path".into(), "check the path".into()));
     }
 }

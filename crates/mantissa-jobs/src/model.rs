@@ -85,9 +85,10 @@ pub(crate) fn explained(path: &Path, error: &Error) -> Option<BadInput> {
 
 /// Returns the error for a path that is not there, with the names near to it.
 fn missing(path: &Path, error: &Error) -> Option<BadInput> {
-    let Error::Missing { path: file, expected } = error else { return None };
+    let Error::Missing { path: file, .. } = error else { return None };
     let (shown, fix) = (path.to_string_lossy(), hub::fix_of_missing(path, hub::cache().as_deref()));
-    let error = BadInput::new(Shown(&shown).to_string(), "no such file or folder", *expected);
+    let allowed = "a model folder, or a .gguf or .safetensors file";
+    let error = BadInput::new(Shown(&shown).to_string(), "no such file or folder", allowed);
     (file == path).then(|| error.with_fix(fix))
 }
 

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use mantissa_eval::EvalError;
 use mantissa_eval::tasks::{self, Encoded, Item, Score, Task};
 use mantissa_model::{Bos, Tokenizer};
+use mantissa_num::nearest_list;
 use mantissa_quant::{TaskRun, TaskRuns};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
 
 use crate::chat;
-use crate::error::{InPlace, JobError, Result};
+use crate::error::{BadInput, InPlace, JobError, Result};
 use crate::host::Host;
 use crate::model::{ModelPath, context_length, load_tokenizer};
 use crate::settings::read_text;
@@ -27,6 +28,19 @@ const BUILT_IN: [(&str, &str); 4] = [
 /// Returns the text of a built-in task.
 fn built_in(path: &Path) -> Option<&'static str> {
     BUILT_IN.iter().find(|(name, _)| path.as_os_str() == *name).map(|(_, text)| *text)
+}
+
+/// True if `path` is the name of a task rather than of a file: one word without an ending, and no such file.
+fn is_name(path: &Path) -> bool {
+    path.components().count() == 1 && path.extension().is_none() && !path.exists()
+}
+
+/// Makes the error of a name that no built-in task has.
+fn unknown(name: &str) -> BadInput {
+    let allowed =
+        format!("{}, or a file of items (.jsonl)", nearest_list(name, BUILT_IN.map(|(name, _)| name)));
+    let fix = "mantissa help reference/tasks; tasks of lm-evaluation-harness: mantissa help guide/python";
+    BadInput::new("--task", format!("\"{name}\""), allowed).with_fix(fix)
 }
 
 /// Returns the task files that are read.
@@ -63,6 +77,7 @@ impl Read {
             |text: &str| Ok::<_, JobError>((FileDigest::of(text.as_bytes()), tasks::items(&name, text)?));
         let (digest, items) = match built_in(path) {
             Some(text) => of(text)?,
+            None if is_name(path) => return Err(unknown(&name).into()),
             None => of(&read_text(path)?)?,
         };
         Ok(Read { path: path.to_owned(), sha256: digest.hex(), items })

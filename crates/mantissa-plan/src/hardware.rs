@@ -7,6 +7,7 @@ mod spec;
 
 // Layer: rows.
 mod apple;
+mod geforce;
 mod nvidia;
 mod others;
 

@@ -18,7 +18,7 @@ use crate::shape::ModelShape;
 use row::{choose, fastest, row, shown};
 
 pub use choice::{Entry, best};
-pub use loads::{Loads, loads};
+pub use loads::{Loads, Refusal, loads};
 pub use offload::Offload;
 pub use row::{Load, MAX_KL, Row, SMALL_MODEL, USUAL_CONTEXT, answer_of, prompt_of};
 pub use train::{TrainAnswer, TrainRow, train};

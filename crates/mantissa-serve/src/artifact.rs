@@ -16,6 +16,8 @@ pub struct Artifact {
     pub tokenizer: Tokenizer,
     /// Weights.
     pub model: Arc<FastModel>,
+    /// Format of their files: `gguf` or `safetensors`.
+    pub format: &'static str,
     /// Scheme of the KV cache.
     pub kv: String,
     /// Sampling that the model recommends, for what a request does not set.

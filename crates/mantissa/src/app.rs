@@ -18,6 +18,7 @@ use crate::help;
 use crate::interrupt;
 use crate::output;
 use crate::progress::Terminal;
+use crate::usage;
 use mantissa_jobs::{Progress, embedded};
 
 /// Quantize LLMs, measure the loss, verify the files, run them
@@ -125,7 +126,7 @@ pub fn call(arguments: Vec<OsString>, progress: Box<dyn Progress>) -> Result<Str
         Some(store) if store.is::<mantissa_store::Error>() => {
             failed(Exit::Environment, store.to_string(), String::new())
         }
-        _ => failed(Exit::Input, usage_line(&error, &arguments), String::new()),
+        _ => failed(Exit::Input, usage::line(&error, &arguments, &command()), String::new()),
     })?;
     let kept = Kept::default();
     let shown = Shown { progress, kept: Some(kept.clone()) };
@@ -240,7 +241,7 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> Exit {
                 print_error(&environment.to_string());
                 return Exit::Environment;
             }
-            print_error(&usage_line(error, arguments));
+            print_error(&usage::line(error, arguments, &command()));
             Exit::Input
         }
     }
@@ -252,37 +253,6 @@ fn print(text: &str) -> Exit {
         Ok(()) => Exit::Done,
         Err(error) => exit_of(&error),
     }
-}
-
-/// Returns clap's message and tips without its usage paragraph, and the help page of the command.
-fn usage_line(error: &clap::Error, arguments: &[OsString]) -> String {
-    let rendered = error.render().to_string();
-    let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(&rendered).split("\n\n");
-    let kept = paragraphs.filter(|p| !p.starts_with("Usage:") && !p.starts_with("For more information"));
-    let kept: Vec<String> = kept
-        .map(|p| {
-            p.split('\n').map(str::trim).filter(|l| !l.is_empty()).map(plain).collect::<Vec<_>>().join(" ")
-        })
-        .collect();
-    format!("{}; fix: {}", kept.join("; "), help_of(arguments))
-}
-
-/// Rewrites clap's notation and the standard library's number errors in words: `<--a <A>|--b <B>>` becomes
-/// `--a <A> or --b <B>`.
-fn plain(line: &str) -> String {
-    let either = line.strip_prefix('<').and_then(|line| line.strip_suffix('>'));
-    if let Some(either) = either.filter(|either| either.contains('|')) {
-        return either.split('|').map(|one| one.replace(['<', '>'], "")).collect::<Vec<_>>().join(" or ");
-    }
-    line.replace("invalid digit found in string", "expected a whole number")
-        .replace("invalid float literal", "expected a number")
-}
-
-/// Returns the command that prints the help of the command in `arguments`, or of the program.
-fn help_of(arguments: &[OsString]) -> String {
-    let names = command();
-    let named = arguments.iter().skip(1).find_map(|argument| names.find_subcommand(argument));
-    named.map_or_else(|| format!("{NAME} --help"), |sub| format!("{NAME} {} --help", sub.get_name()))
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {
@@ -350,16 +320,6 @@ mod tests {
         for kept in ["run a -- -m b", "run a -m", "recipes -m a", "nothing -m a"] {
             assert_eq!(first(&format!("mantissa {kept}")), format!("mantissa {kept}"));
         }
-    }
-
-    #[test]
-    fn usage_errors_take_one_line() {
-        let arguments = ["mantissa", "schemes", "--jsom"].map(OsString::from);
-        let error = Cli::try_parse_from(&arguments).err().unwrap();
-        let line = usage_line(&error, &arguments);
-        assert!(line.ends_with("; fix: mantissa schemes --help"), "{line}");
-        assert!(line.starts_with("unexpected argument '--jsom' found") && line.contains("--json"), "{line}");
-        assert!(!line.contains('\n') && !line.contains("Usage"), "{line}");
     }
 
     #[test]

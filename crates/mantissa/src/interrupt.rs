@@ -3,9 +3,10 @@
 //! A resumable command declares it by [`polling`]: it polls [`received`] between two steps, saves its progress
 //! and returns. Any other command ends at once, after its unfinished outputs are removed.
 //!
-//! While an answer is written ([`answering`]), the first SIGINT ends the answer alone, and the second the process.
+//! While an answer is written ([`answering`]), the first SIGINT ends the answer alone, and the second the process. While a
+//! person is asked for a line ([`asking`]), the first says how to leave.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
@@ -38,6 +39,12 @@ static ANSWERING: AtomicBool = AtomicBool::new(false);
 
 /// True if the answer should end.
 static CUT: AtomicBool = AtomicBool::new(false);
+
+/// Hint for a person who is asked for a line and sends SIGINT.
+static HINT: Mutex<Option<&'static str>> = Mutex::new(None);
+
+/// True after a SIGINT that ended an answer or gave the hint: the next one ends the process, until a line is read.
+static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Message of an immediate stop, if the command has its own.
 static LEFT: Mutex<Option<String>> = Mutex::new(None);
@@ -86,7 +93,14 @@ pub fn watch() -> io::Result<()> {
     let wait = move || {
         for signal in signals.forever() {
             if signal == SIGINT && ANSWERING.load(Ordering::SeqCst) {
+                WARNED.store(true, Ordering::SeqCst);
                 CUT.store(true, Ordering::SeqCst);
+            } else if let Some(hint) =
+                hint().filter(|_| signal == SIGINT && !WARNED.swap(true, Ordering::SeqCst))
+            {
+                AGAIN.store(false, Ordering::SeqCst);
+                // A failure to write to standard error cannot be reported anywhere.
+                let _ = write!(io::stderr().lock(), "\n{hint}\n{PROMPT}");
             } else {
                 return stop(signal);
             }
@@ -94,6 +108,31 @@ pub fn watch() -> io::Result<()> {
     };
     thread::Builder::new().name("signals".into()).stack_size(128 << 10).spawn(wait)?;
     Ok(())
+}
+
+/// Sign that a line is asked for.
+pub const PROMPT: &str = "> ";
+
+/// Guard of a question to a person.
+#[must_use]
+pub struct Asking(());
+
+/// Makes the first SIGINT print `hint` and [`PROMPT`] instead of ending the process, for the lifetime of the result, unless
+/// one has just ended an answer.
+pub fn asking(hint: &'static str) -> Asking {
+    *HINT.lock().unwrap_or_else(PoisonError::into_inner) = Some(hint);
+    Asking(())
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        *HINT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        WARNED.store(false, Ordering::SeqCst);
+    }
+}
+
+fn hint() -> Option<&'static str> {
+    *HINT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Guard of an answer that SIGINT ends.

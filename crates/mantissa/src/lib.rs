@@ -26,6 +26,10 @@ mod report;
 // Layer: commands.
 mod commands;
 
+// Layer: usage errors.
+mod foreign;
+mod usage;
+
 // Layer: the command line.
 mod app;
 

@@ -106,7 +106,18 @@ pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
             let shown = sampling.shown();
             host.note(&format!("{name}: the model's sampling where a request sets none: {shown}"));
         }
-        models.push(mantissa_serve::Loaded { name, tokenizer, model, draft, kv, sampling, runtime: sizes });
+        // A GGUF model is a file; others are folders.
+        let format = if files.dir().is_file() { "gguf" } else { "safetensors" };
+        models.push(mantissa_serve::Loaded {
+            name,
+            tokenizer,
+            model,
+            format,
+            draft,
+            kv,
+            sampling,
+            runtime: sizes,
+        });
     }
     let grammars = match grammar_memory {
         0 => "no memory for grammars".to_owned(),

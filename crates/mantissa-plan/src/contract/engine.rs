@@ -31,7 +31,8 @@ pub struct Engine {
     /// Makers of the devices that it runs on; the rules of vLLM, SGLang, LMDeploy and TensorRT-LLM hold for NVIDIA
     /// GPUs.
     pub makers: &'static [Maker],
-    /// Shell command that runs a model, with `{model}` and `{prompt}`; `None` if it is called from Python.
+    /// Shell command that runs a model, with `{model}`, `{prompt}`, and `{chat}` before the prompt where a flag makes that a
+    /// message of a chat; `None` if it is called from Python.
     pub(super) command: Option<&'static str>,
     /// Flag of tensor parallelism; `None` if it splits no layers over GPUs.
     pub(super) split: Option<&'static str>,
@@ -54,11 +55,14 @@ impl Engine {
         self.split.is_some()
     }
 
-    /// Returns the shell command that runs the model at `path`, which is quoted, split over `tp` GPUs; `None` for an
-    /// engine that is called from Python.
-    pub fn command(&self, path: &str, tp: usize) -> Option<String> {
+    /// Returns the shell command that runs the model at `path`, which is quoted, split over `tp` GPUs, as a chat if the
+    /// model has a chat template; `None` for an engine that is called from Python.
+    pub fn command(&self, path: &str, tp: usize, chats: bool) -> Option<String> {
         let split = self.split.filter(|_| tp > 1).map_or(String::new(), |flag| format!(" {flag} {tp}"));
-        self.command.map(|command| command.replace("{model}", path).replace("{prompt}", PROMPT) + &split)
+        let chat = if chats { " --chat" } else { "" };
+        // The path last: its own braces stay.
+        let filled = |command: &str| command.replace("{chat}", chat).replace("{prompt}", PROMPT);
+        self.command.map(|command| filled(command).replace("{model}", path) + &split)
     }
 
     /// True if the engine decodes weights of `format` to dense ones as it loads them.

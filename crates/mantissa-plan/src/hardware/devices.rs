@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use mantissa_num::nearest_list;
 
 use super::device::{Device, Maker, Measured, Unit};
+use super::figures::memory;
 use super::spec::{Habits, Spec};
-use super::{apple, nvidia, others, plain};
+use super::{apple, geforce, nvidia, others, plain};
 
 /// Returns every device as published: NVIDIA, AMD, Intel, Apple.
 pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
-    nvidia::ROWS.iter().chain(others::ROWS).chain(apple::ROWS)
+    nvidia::ROWS.iter().chain(geforce::ROWS).chain(others::ROWS).chain(apple::ROWS)
 }
 
 /// Returns every device with figures, as `--hardware list` shows them.
@@ -21,27 +22,25 @@ pub fn devices() -> impl Iterator<Item = Device> {
 /// A name that no device has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "--hardware: expected {known}, this, figures (bandwidth=…,memory=…,bf16=…), or a JSON report of mantissa bench; got \"{found}\"; fix: mantissa plan --hardware list shows all"
+    "--hardware: expected {known}, this, figures (bandwidth=…,memory=…,bf16=…), or a JSON report of mantissa bench; got \"{found}\"; fix: {fix}"
 )]
 pub struct HardwareError {
     found: String,
     known: String,
+    fix: String,
 }
 
 impl Device {
     /// Finds a device by name, in any case, with or without hyphens and `rtx`.
     ///
     /// # Errors
-    /// [`HardwareError`] with the nearest names.
+    /// [`HardwareError`] with the nearest names; of a size, with the devices of that memory.
     pub fn named(name: &str) -> Result<Self, HardwareError> {
         let wanted = plain(name);
         let found = specs().find(|spec| {
             plain(spec.name) == wanted || spec.aliases.iter().any(|alias| plain(alias) == wanted)
         });
-        found.map(Spec::device).ok_or_else(|| HardwareError {
-            found: name.to_owned(),
-            known: nearest_list(name, specs().map(|spec| spec.name)),
-        })
+        found.map(Spec::device).ok_or_else(|| unknown(name))
     }
 
     /// Describes a processor whose limits were measured.
@@ -74,6 +73,27 @@ impl Device {
             source: Cow::Owned(source),
         }
     }
+}
+
+/// Largest number of devices that a size names.
+const OF_SIZE: usize = 8;
+
+/// Makes the error of a name that no device has. A size, such as `8GB`, is the memory of a device.
+fn unknown(name: &str) -> HardwareError {
+    let Some(size) = memory(name) else {
+        return HardwareError {
+            found: name.to_owned(),
+            known: nearest_list(name, specs().map(|spec| spec.name)),
+            fix: "mantissa plan --hardware list shows all".to_owned(),
+        };
+    };
+    let same = |spec: &&Spec| spec.memory * f64::from(1 << 30) == size;
+    let known: Vec<&str> = specs().filter(same).map(|spec| spec.name).take(OF_SIZE).collect();
+    let known = if known.is_empty() { "a device".to_owned() } else { known.join(", ") };
+    let fix = format!(
+        "name the device (mantissa plan --hardware list), or its figures: --hardware memory={name},bandwidth=…,bf16=…"
+    );
+    HardwareError { found: name.to_owned(), known, fix }
 }
 
 #[cfg(test)]
@@ -132,10 +152,21 @@ mod tests {
             ("NVIDIA GeForce RTX 5070 Ti", "rtx5070ti"),
             ("H100 PCIe", "h100-pcie"),
             ("RX 7900 XTX", "rx7900xtx"),
+            ("RTX 3070", "rtx3070"),
+            ("3060", "rtx3060"),
+            ("NVIDIA GeForce RTX 4060 Ti", "rtx4060ti"),
+            ("RTX 4060 Ti 16GB", "rtx4060ti-16gb"),
+            ("rtx-4070-ti-super", "rtx4070tisuper"),
+            ("5060 Ti 8 GB", "rtx5060ti-8gb"),
+            ("5060 Ti", "rtx5060ti"),
             ("Apple M3 Max", "m3-max"),
         ] {
             assert_eq!(Device::named(typed).unwrap().name, name);
         }
+        let error = Device::named("8GB").err().unwrap().to_string();
+        let of_size = ["rtx3060ti", "rtx3070", "rtx4060", "rtx5060", "memory=8GB,bandwidth=…,bf16=…"];
+        assert!(of_size.iter().all(|name| error.contains(name)) && !error.contains("t4"), "{error}");
+        assert!(Device::named("7 GiB").err().unwrap().to_string().contains("memory=7 GiB,"));
         let error = Device::named("h10").err().unwrap().to_string();
         assert!(error.contains("h100") && error.contains("\"h10\""), "{error}");
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::device::{Device, MAKERS, Maker, Unit};
 use super::spec::Habits;
 
-/// A figure that cannot be used.
+/// A figure that cannot be used, or is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{flag}: {key}: expected {expected}, got {found}")]
 pub struct FiguresError {
@@ -56,7 +56,7 @@ fn bandwidth(text: &str) -> Option<f64> {
 }
 
 /// Parses a size of a memory, bytes.
-fn memory(text: &str) -> Option<f64> {
+pub(super) fn memory(text: &str) -> Option<f64> {
     let (number, unit) = quantity(text)?;
     let (factor, rest) = prefixed(&unit)?;
     let binary = match factor {
@@ -96,6 +96,25 @@ impl Flag {
         let found = if shown.is_empty() { "nothing".to_owned() } else { format!("\"{shown}\"") };
         let key = key.chars().take(40).filter(|c| !c.is_control()).collect();
         FiguresError { flag: self.0, key, found, expected: expected.into() }
+    }
+
+    /// Makes the error of keys that are not there, all at once: names, what each expects, and whether it is given.
+    fn missing(self, needed: &[(&str, &str, bool)]) -> FiguresError {
+        let absent: Vec<_> = needed.iter().filter(|(.., given)| !given).collect();
+        let keys: Vec<&str> = absent.iter().map(|(key, ..)| *key).collect();
+        match absent.as_slice() {
+            [(key, expected, _)] => self.fault(key, *expected, ""),
+            _ => {
+                let each: Vec<String> =
+                    absent.iter().map(|(key, expected, _)| format!("{key}: {expected}")).collect();
+                FiguresError {
+                    flag: self.0,
+                    key: keys.join("; "),
+                    expected: format!("all of these ({})", each.join("; ")),
+                    found: "none of them".to_owned(),
+                }
+            }
+        }
     }
 
     /// Splits `key=value,…`; a key is given once.
@@ -172,13 +191,16 @@ impl Device {
                 }
             }
         }
-        let missing = |key: &str, expected: &str| flag.fault(key, expected, "");
-        let bandwidth = speed.ok_or_else(|| missing("bandwidth", BANDWIDTH))?;
-        let memory = size.ok_or_else(|| missing("memory", MEMORY))?;
         let wide = [Unit::Bf16, Unit::F16, Unit::F32];
-        if !rates.iter().any(|(unit, _)| wide.contains(unit)) {
-            return Err(missing("bf16, f16 or f32", RATE));
-        }
+        let fast = rates.iter().any(|(unit, _)| wide.contains(unit)).then_some(());
+        let (Some(bandwidth), Some(memory), Some(())) = (speed, size, fast) else {
+            let needed = [
+                ("bandwidth", BANDWIDTH, speed.is_some()),
+                ("memory", MEMORY, size.is_some()),
+                ("bf16, f16 or f32", RATE, fast.is_some()),
+            ];
+            return Err(flag.missing(&needed));
+        };
         let Habits { usable, reserved, shares, kernels } = Habits::of(maker, memory);
         let fp4 = rates.iter().any(|(unit, _)| *unit == Unit::Fp4);
         let nvidia = maker == Maker::Nvidia;
@@ -281,6 +303,12 @@ mod tests {
         let fault = |text: &str| Device::from_figures(text).unwrap_err().to_string();
         for (text, words) in [
             ("memory=24GB,bf16=1T", "bandwidth: expected a bandwidth with its unit"),
+            (
+                "memory=8GB",
+                "bandwidth; bf16, f16 or f32: expected all of these (bandwidth: a bandwidth with its",
+            ),
+            ("memory=8GB", "bf16, f16 or f32: a dense rate with its unit, such as 165TFLOPS"),
+            ("int8=100TOPS", "bandwidth; memory; bf16, f16 or f32: expected all of these"),
             ("bandwidth=1008,memory=24GB,bf16=1T", "got \"1008\""),
             ("bandwidth=1TB/s,bf16=1T", "memory: expected a size"),
             ("bandwidth=1TB/s,memory=24GB", "bf16, f16 or f32: expected a dense rate"),

@@ -1,4 +1,4 @@
-//! GPUs of NVIDIA.
+//! GPUs of NVIDIA for data centers and workstations.
 
 use super::device::Unit;
 use super::device::Unit::{Bf16, F16, F32, Fp4, Fp6, Fp8, Int4, Int8, Tf32};
@@ -8,7 +8,7 @@ use super::spec::{NVIDIA, Spec};
 const HOPPER: &[(Unit, f64)] =
     &[(F32, 66.9), (Tf32, 494.7), (F16, 989.4), (Bf16, 989.4), (Fp8, 1978.9), (Int8, 1978.9)];
 
-/// Every GPU of NVIDIA with figures, by generation.
+/// Every such GPU with figures, by generation.
 pub(super) const ROWS: &[Spec] = &[
     Spec {
         name: "v100",
@@ -110,121 +110,6 @@ pub(super) const ROWS: &[Spec] = &[
         ],
         note: "llmq measured 230 TFLOP/s in bf16",
         source: "NVIDIA L40S datasheet (2023); llmq src/utilities/sol.cpp",
-        ..NVIDIA
-    },
-    Spec {
-        name: "rtx3090",
-        title: "RTX 3090",
-        sm: Some(86),
-        memory: 24.0,
-        bandwidth: 0.936,
-        link: 56.25,
-        rates: &[(F32, 35.6), (Tf32, 35.6), (F16, 71.0), (Bf16, 71.0), (Int8, 284.0), (Int4, 568.0)],
-        note: "f16 with sums in f32; twice as fast with sums in f16; the link is an NVLink bridge of two, without it PCIe 4 (32 GB/s)",
-        source: "NVIDIA GA102 whitepaper v2, table 9; third-generation NVLink, 4 links: 112.5 GB/s in both directions",
-        ..NVIDIA
-    },
-    Spec {
-        name: "rtx4080",
-        title: "RTX 4080",
-        sm: Some(89),
-        memory: 16.0,
-        bandwidth: 0.7168,
-        link: 32.0,
-        rates: &[
-            (F32, 48.7),
-            (Tf32, 48.7),
-            (F16, 97.5),
-            (Bf16, 97.5),
-            (Fp8, 194.9),
-            (Int8, 389.9),
-            (Int4, 779.8),
-        ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
-        source: "NVIDIA Ada GPU architecture whitepaper v2, appendix A; llmq src/utilities/sol.cpp",
-        ..NVIDIA
-    },
-    Spec {
-        name: "rtx4090",
-        title: "RTX 4090",
-        sm: Some(89),
-        memory: 24.0,
-        bandwidth: 1.008,
-        link: 32.0,
-        rates: &[
-            (F32, 82.6),
-            (Tf32, 82.6),
-            (F16, 165.2),
-            (Bf16, 165.2),
-            (Fp8, 330.3),
-            (Int8, 660.6),
-            (Int4, 1321.2),
-        ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
-        source: "NVIDIA Ada GPU architecture whitepaper v2, appendix A; llmq src/utilities/sol.cpp",
-        ..NVIDIA
-    },
-    Spec {
-        name: "rtx5070ti",
-        title: "RTX 5070 Ti",
-        sm: Some(120),
-        memory: 16.0,
-        bandwidth: 0.896,
-        link: 64.0,
-        rates: &[
-            (F32, 43.9),
-            (Tf32, 43.9),
-            (F16, 87.9),
-            (Bf16, 87.9),
-            (Fp8, 175.8),
-            (Fp6, 175.8),
-            (Fp4, 703.0),
-            (Int8, 351.5),
-        ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
-        source: "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1; llmq src/utilities/sol.cpp",
-        ..NVIDIA
-    },
-    Spec {
-        name: "rtx5080",
-        title: "RTX 5080",
-        sm: Some(120),
-        memory: 16.0,
-        bandwidth: 0.960,
-        link: 64.0,
-        rates: &[
-            (F32, 56.3),
-            (Tf32, 56.3),
-            (F16, 112.6),
-            (Bf16, 112.6),
-            (Fp8, 225.1),
-            (Fp6, 225.1),
-            (Fp4, 900.4),
-            (Int8, 450.2),
-        ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
-        source: "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1; llmq src/utilities/sol.cpp",
-        ..NVIDIA
-    },
-    Spec {
-        name: "rtx5090",
-        title: "RTX 5090",
-        sm: Some(120),
-        memory: 32.0,
-        bandwidth: 1.792,
-        link: 64.0,
-        rates: &[
-            (F32, 104.8),
-            (Tf32, 104.8),
-            (F16, 209.5),
-            (Bf16, 209.5),
-            (Fp8, 419.0),
-            (Fp6, 419.0),
-            (Fp4, 1676.0),
-            (Int8, 838.0),
-        ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
-        source: "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, appendix A; llmq src/utilities/sol.cpp",
         ..NVIDIA
     },
     Spec {

@@ -8,6 +8,35 @@ use crate::parallel::{Parallel, Split};
 use crate::precision::{Elsewhere, Kv, Precision, Suits};
 use crate::shape::{ModelPart, ModelShape};
 
+/// Kind of a reason for which a precision is not run as named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refusal {
+    /// No kernel of the device multiplies it.
+    Kernel,
+    /// Its file would hold other types in some layers.
+    FallsBack,
+    /// Its groups or parts are not those of the model.
+    Unsuited,
+    /// Users of the engine keep models in other formats, or it widens this one.
+    Format,
+    /// The engine has a rule against it.
+    Engine,
+}
+
+impl Refusal {
+    /// Returns the words of a table.
+    pub fn words(self) -> &'static str {
+        match self {
+            Refusal::Kernel => "no kernel",
+            Refusal::FallsBack => "falls back",
+            Refusal::Unsuited => "unsuited",
+            Refusal::Format => "other format",
+            Refusal::Engine => "no engine",
+        }
+    }
+}
+
 /// Result of asking every engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Loads {
@@ -15,6 +44,9 @@ pub struct Loads {
     pub engines: Vec<&'static str>,
     /// Reason of the first engine that does not.
     pub refused: Option<String>,
+    /// Kind of that reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
     /// Warning of an engine that loads it, such as a slow path.
     pub warning: Option<String>,
     /// Engine that reads it, but as dense weights.
@@ -25,6 +57,18 @@ pub struct Loads {
 }
 
 impl Loads {
+    /// Returns the answer that no engine is asked, for this reason.
+    fn none(kind: Refusal, why: String) -> Self {
+        Loads { refused: Some(why), refusal: Some(kind), ..Loads::default() }
+    }
+
+    /// Keeps the first reason.
+    fn refuse(&mut self, kind: Refusal, why: String) {
+        if self.refused.is_none() {
+            (self.refused, self.refusal) = (Some(why), Some(kind));
+        }
+    }
+
     /// True if an engine that loads the weights stores keys and values in `kv`.
     pub(super) fn stores(&self, kv: &Kv) -> bool {
         self.engines.iter().any(|engine| kv.is_stored_by(engine))
@@ -35,6 +79,7 @@ impl Loads {
         let all = self.engines.join(", ");
         self.engines.retain(|engine| kv.is_stored_by(engine));
         if self.engines.is_empty() && !all.is_empty() {
+            self.refusal = Some(Refusal::Engine);
             self.refused = Some(format!(
                 "KV cache in {}: expected an engine that loads the weights and stores it ({}), got {all}",
                 kv.name,
@@ -55,10 +100,11 @@ pub fn loads(
 ) -> Loads {
     let mut loads = Loads::default();
     if let Err(why) = precision.holds(shape) {
-        return Loads { refused: Some(why), ..loads };
+        let falls_back = precision.convention == "gguf";
+        return Loads::none(if falls_back { Refusal::FallsBack } else { Refusal::Unsuited }, why);
     }
     if let (Maker::Nvidia, Suits::No(why)) = (device.maker, precision.suits(device.sm)) {
-        return Loads { refused: Some(why), ..loads };
+        return Loads::none(Refusal::Kernel, why);
     }
     let subject = subject(shape, precision);
     let candidates = ENGINES.into_iter().filter(|engine| asked.is_none_or(|asked| asked == *engine));
@@ -72,7 +118,7 @@ pub fn loads(
             continue;
         }
         if let Some(why) = engine.passes_over(precision.convention, precision.offered.native) {
-            loads.refused.get_or_insert(why);
+            loads.refuse(Refusal::Format, why);
             continue;
         }
         let divided = engine.splits_tensors() && split.by == Parallel::Tensor;
@@ -82,7 +128,8 @@ pub fn loads(
         match report.findings.first() {
             Some(finding) if finding.severity.fails() => {
                 let why = format!("{}: expected {}, got {}", engine.title, finding.requires, finding.found);
-                loads.refused.get_or_insert(why);
+                let of_format = finding.rule.ends_with("-convention");
+                loads.refuse(if of_format { Refusal::Format } else { Refusal::Engine }, why);
             }
             first => {
                 loads.engines.push(engine.title);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::choice::{Entry, best};
-use super::loads::{Loads, loads};
+use super::loads::{Loads, Refusal, loads};
 use super::offload::{Offload, offload};
 use crate::contract::Engine;
 use crate::hardware::{Device, Execution, Host, Maker};
@@ -158,6 +158,14 @@ impl Row {
         }
         let why = self.loads.refused.as_ref().or(self.loads.widened.as_ref());
         why.filter(|_| self.loads.engines.is_empty()).cloned()
+    }
+
+    /// Returns the kind of [`refusal`](Self::refusal).
+    pub fn refusal_kind(&self) -> Option<Refusal> {
+        self.refusal()?;
+        let falls = self.execution.fallback.is_some() && self.precision.inputs.is_some();
+        let of_engines = self.loads.refused.as_ref().and(self.loads.refusal);
+        Some(if falls { Refusal::Kernel } else { of_engines.unwrap_or(Refusal::Format) })
     }
 
     /// Describes it for a choice by `seconds`.

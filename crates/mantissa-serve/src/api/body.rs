@@ -146,7 +146,8 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
     if is_ollama(request.uri().path()) && essence == "application/x-www-form-urlencoded" && !from_page {
         return Ok(());
     }
-    let error = ApiError::field("Content-Type", found, "application/json");
+    let allowed = "application/json (with curl: -H 'Content-Type: application/json')";
+    let error = ApiError::field("Content-Type", found, allowed);
     Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..error })
 }
 

@@ -98,8 +98,7 @@ pub(crate) async fn show(
     State(app): State<Arc<App>>,
     Body(OllamaRequest { body }, _): Body<OllamaRequest>,
 ) -> Result<Json<Value>, ApiError> {
-    let name = named(&body)?;
-    let artifact = app.named(name)?;
+    let artifact = app.artifact(Some(named(&body)?))?;
     let template = artifact.tokenizer.chat_template();
     let mut capabilities = vec!["completion", "embedding"];
     capabilities.extend(template.map(|_| "tools"));
@@ -144,7 +143,7 @@ fn details(artifact: &Artifact) -> Value {
     let quantization = artifact.formats().into_iter().next().unwrap_or_default();
     json!({
         "parent_model": "",
-        "format": "mantissa",
+        "format": artifact.format,
         "family": family,
         "families": [family],
         "parameter_size": rounded(config.parameters()),

@@ -53,6 +53,7 @@ pub fn serve() -> ExitCode {
             name: name.into(),
             tokenizer: Tokenizer::load(&demo).unwrap(),
             model: FastModel::load(&files, 2).unwrap(),
+            format: "safetensors",
             draft: None,
             kv: "f16".into(),
             sampling: SamplingDefaults::default(),

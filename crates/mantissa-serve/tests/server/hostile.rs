@@ -151,7 +151,8 @@ fn what_is_no_json_is_refused() {
         let ask = format!(
             "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: 2\r\n\r\n{{}}"
         );
-        server.raw(ask.as_bytes()).error(415);
+        let told = server.raw(ask.as_bytes()).error(415);
+        assert!(told.contains("-H 'Content-Type: application/json'"), "{told}");
     }
     is_alive(&server);
 }

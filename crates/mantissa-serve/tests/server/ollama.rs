@@ -259,11 +259,17 @@ fn a_single_model_answers_for_any_name_unless_the_server_is_strict() {
     let reply = ask(&plain(), "/api/generate", &body);
     assert_eq!((reply.status, &reply.json()["model"]), (200, &json!("demo")));
     assert!(reply.header("x-mantissa-note").unwrap().contains("no model is named llama3.2; demo answers"));
+    let show = json!({"model": "llama3.2"});
+    let reply = ask(&plain(), "/api/show", &show);
+    assert_eq!((reply.status, &reply.json()["details"]["format"]), (200, &json!("safetensors")));
+    assert!(reply.header("x-mantissa-note").unwrap().contains("no model is named llama3.2; demo answers"));
     let options = Options { strict_model: true, ..Setup::default().options };
     let strict = start(Setup { options, ..Setup::default() });
+    assert!(error(&ask(&strict, "/api/show", &show), 404).contains("expected demo, got llama3.2"));
     assert!(error(&ask(&strict, "/api/generate", &body), 404).contains("expected demo, got llama3.2"));
     let several = start(Setup { names: &["demo", "other"], ..Setup::default() });
     error(&ask(&several, "/api/generate", &body), 404);
+    error(&ask(&several, "/api/show", &show), 404);
 }
 
 #[test]

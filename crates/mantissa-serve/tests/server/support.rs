@@ -84,6 +84,7 @@ pub fn start(setup: Setup) -> Running {
             name: (*name).to_owned(),
             tokenizer: tokenizer(setup.template),
             model: FastModel::load(&files, 1).unwrap(),
+            format: "safetensors",
             draft: None,
             kv: "f16".into(),
             sampling: setup.sampling,

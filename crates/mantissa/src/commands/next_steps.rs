@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use mantissa_advise::subject;
+use mantissa_jobs::chat;
 pub use mantissa_jobs::escape::quoted;
 use mantissa_jobs::memory;
 use mantissa_plan::contract::{Engine, EngineTarget, installs, loads_in};
@@ -68,7 +69,7 @@ fn reference(model: &ModelPath, source: &ModelFiles) -> String {
 /// Returns the command that runs the model at `out`, in the format `convention`, in an engine. A command that installs
 /// what the engine needs for the format comes before it.
 pub fn serve(target: &EngineTarget, convention: &str, out: &Path) -> String {
-    let command = target.engine.command(&quoted(out), target.tp);
+    let command = target.engine.command(&quoted(out), target.tp, chat::has_template(out));
     let command = command.unwrap_or_else(|| transformers(convention, out));
     installs(target.engine, convention).map(|install| format!("{install} && ")).collect::<String>() + &command
 }
@@ -103,6 +104,7 @@ mod tests {
             EngineTarget::parse(text).ok().map(|target| serve(&target, format, Path::new(path)))
         };
         let command = |text: &str| serve(text, "compressed-tensors", "out");
+        assert_eq!(command("mantissa").as_deref(), Some("mantissa run out -p \"Once upon a time\""));
         assert_eq!(command("vllm:tp=2").as_deref(), Some("vllm serve out --tensor-parallel-size 2"));
         assert_eq!(command("llama.cpp").as_deref(), Some("llama-cli -m out -p \"Once upon a time\""));
         assert_eq!(

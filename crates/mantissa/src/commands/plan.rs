@@ -15,7 +15,7 @@ use mantissa_plan::recommend::{self, Load, USUAL_CONTEXT, Wish, answer_of, promp
 use mantissa_store::{Kind, Paths};
 
 pub use self::args::Args;
-pub use self::device::device;
+pub use self::device::{THIS, device};
 pub use self::subject::{Subject, context_of};
 
 use self::asked::{Asked, Report};
@@ -50,6 +50,9 @@ impl Execute for Args {
             device: &device,
             given: context.memory.map(|memory| memory as f64),
         };
+        if asked.given.is_some() && self.subject.hardware() == THIS {
+            context.note("planned for this CPU with the memory of --memory; --hardware NAME plans for a GPU (mantissa plan --hardware list)");
+        }
         match self.train {
             Some(what) => train::run(&asked, what, context),
             None => inference(&asked, context),

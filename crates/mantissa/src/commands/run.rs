@@ -7,6 +7,7 @@ mod interactive;
 mod prompt;
 mod reference;
 
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Instant;
 
@@ -19,12 +20,13 @@ use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use self::answer::{Drafted, told};
+use self::answer::{Answer, Drafted, told};
 use self::args::{longest_turn, options, sampling};
 use self::prompt::Prompt;
 use super::execute::Execute;
 use super::load_preview::LoadPreview;
 use super::model::{self, ModelPath, load_tokenizer};
+use super::text::BosArg;
 use crate::context::Context;
 use crate::error::{AnswerCut, BadInput};
 use crate::help::Group;
@@ -84,15 +86,19 @@ impl Execute for Args {
         let tokenizer = adapter::templates(load_tokenizer(&files, context)?, self.adapter.named())?;
         let tokenizer = chat::with_template(tokenizer, self.chat_template.as_deref())?;
         let (engine, reason) = engine(self, &files)?;
-        if self.dry_run {
-            return preview(self, engine, &files, &tokenizer, context);
+        let begun = self.begins_chat(&tokenizer, context);
+        let begun = begun.then(|| self.as_chat());
+        let asked = begun.as_ref().unwrap_or(self);
+        if asked.dry_run {
+            return preview(asked, engine, &files, &tokenizer, context);
         }
-        if self.interactive {
+        if asked.interactive {
             reason.iter().for_each(|reason| context.note(reason));
-            return interactive::run(self, engine, &files, &tokenizer, context);
+            return interactive::run(asked, engine, &files, &tokenizer, context);
         }
+        let limit = self.longest(&files)?;
         let prompt = Prompt::read(self, &tokenizer, context)?;
-        let limit = model::context_length(&files)?;
+        self.require_room(prompt.tokens.len(), limit)?;
         let sampling = sampling(self, &files, context);
         let options = options(self, sampling, (prompt.tokens.len(), limit), context);
         let (mut predicted, mut memory) = (None, None);
@@ -142,9 +148,40 @@ impl Execute for Args {
         }
         memory.iter().for_each(|memory| context.note(memory));
         context.note(&told(&answer.speed, speculation));
+        self.note_end(&answer, (prompt.tokens.len(), limit), &tokenizer, context);
         match answer.stopped {
             StopReason::Caller => Err(AnswerCut.into()),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Args {
+    /// True if a chat begins though none was asked for: a person is at the terminal and gave no prompt.
+    fn begins_chat(&self, tokenizer: &Tokenizer, context: &Context) -> bool {
+        let unasked = self.text.is_none() && self.prompt.is_none() && self.bos == BosArg::Auto;
+        let person = io::stdin().is_terminal() && io::stdout().is_terminal() && context.prints_text();
+        unasked && person && tokenizer.chat_template().is_some()
+    }
+
+    /// Says, unless JSON does, how an answer ended that its reader may have expected to be longer.
+    fn note_end(
+        &self,
+        answer: &Answer,
+        (prompt, limit): (usize, usize),
+        tokenizer: &Tokenizer,
+        context: &Context,
+    ) {
+        match answer.stopped {
+            StopReason::Length => self.note_length((prompt, answer.tokens.len()), limit, context),
+            StopReason::Token(_) if context.prints_text() && answer.text.trim().is_empty() => {
+                let hint = match tokenizer.chat_template() {
+                    Some(_) if !self.chat => "; it has a chat template: add --chat",
+                    _ => "",
+                };
+                context.note(&format!("the model ended at once{hint}"));
+            }
+            _ => {}
         }
     }
 }
@@ -157,14 +194,15 @@ fn preview(
     tokenizer: &Tokenizer,
     context: &Context,
 ) -> Result<()> {
-    let limit = model::context_length(files)?;
+    let limit = args.longest(files)?;
     let sampling = sampling(args, files, context);
-    let (prompt, limit) = match args.interactive {
-        true => {
-            let limit = limit.min(args.context);
-            (longest_turn(args, sampling, limit).0, limit)
+    let prompt = match args.interactive {
+        true => longest_turn(args, sampling, limit).0,
+        false => {
+            let prompt = Prompt::read(args, tokenizer, context)?.tokens.len();
+            args.require_room(prompt, limit)?;
+            prompt
         }
-        false => (Prompt::read(args, tokenizer, context)?.tokens.len(), limit),
     };
     let needs = match engine {
         Engine::Fast => {

@@ -89,7 +89,7 @@ const LIST_OF_GPUS: &str = "gpus";
 const LIST_OF_ENGINES: &str = "engines";
 
 /// Returns the text that `mantissa help NAME` shows: a page by its name or the last part of it, with or without `docs/` and
-/// `.md`, or a list. Names of commands are `taken`.
+/// `.md`, the list of the pages that share that part, or another list. Names of commands are `taken`.
 pub fn find(name: &str, taken: impl Fn(&str) -> bool) -> Option<String> {
     let name = name.to_lowercase();
     if taken(&name) {
@@ -103,20 +103,29 @@ pub fn find(name: &str, taken: impl Fn(&str) -> bool) -> Option<String> {
     }
     let bare = name.strip_prefix("docs/").unwrap_or(&name);
     let bare = bare.strip_suffix(".md").unwrap_or(bare);
-    let whole = PAGES.iter().find(|(page, _)| *page == bare);
-    let last = || {
-        let mut found = PAGES.iter().filter(|(page, _)| page.rsplit('/').next() == Some(bare));
-        found.next().filter(|_| found.next().is_none())
-    };
-    whole.or_else(last).map(|(_, text)| (*text).to_owned())
+    if let Some((_, text)) = PAGES.iter().find(|(page, _)| *page == bare) {
+        return Some((*text).to_owned());
+    }
+    let ending: Vec<&Page> =
+        PAGES.iter().filter(|(page, _)| page.rsplit('/').next().is_some_and(|last| last == bare)).collect();
+    match ending.as_slice() {
+        [] => None,
+        [(_, text)] => Some((*text).to_owned()),
+        several => Some(format!("Pages named {bare}:\n\n{}", lines(several.iter().copied()))),
+    }
 }
 
 /// Lists the pages with their titles.
 fn list() -> String {
+    format!("Pages of the documentation:\n\n{}", lines(PAGES))
+}
+
+/// Returns a line for each page, with its title.
+fn lines<'a>(pages: impl IntoIterator<Item = &'a Page>) -> String {
     let title =
         |text: &str| text.lines().next().unwrap_or_default().trim_start_matches('#').trim().to_owned();
     let line = |(name, text): &Page| format!("  mantissa help {name:<24} {}\n", title(text));
-    format!("Pages of the documentation:\n\n{}", PAGES.iter().map(line).collect::<String>())
+    pages.into_iter().map(line).collect()
 }
 
 /// Lists the engines that `--for` takes.
@@ -165,7 +174,10 @@ mod tests {
         assert_eq!(find("docs/results/weights.md", none), Some(weights.clone()));
         assert_eq!(find("Weights", none), Some(weights));
         // More than one page has this name.
-        assert_eq!(find("plan", none), None);
+        let tasks = find("tasks", none).unwrap();
+        assert!(tasks.starts_with("Pages named tasks:\n\n  mantissa help reference/tasks "), "{tasks}");
+        assert_eq!((tasks.lines().count(), tasks.contains("results/tasks ")), (4, true), "{tasks}");
+        assert_eq!(find("tasks.md", none), Some(tasks));
         assert_eq!((find("weights", |name| name == "weights"), find("nothing", none)), (None, None));
         assert!(find("docs", none).unwrap().contains("mantissa help reference/training"));
         assert!(find("gpus", none).unwrap().contains("rtx5070ti"));

@@ -95,7 +95,8 @@ fn demo_is_a_model_everywhere() {
     let made = json_in(at, &[&["report", "small", "--json"][..], &prompt].concat());
     assert_eq!(made["kind"], "artifact");
     let page = fs::read_to_string(at.join("small.report.html")).unwrap();
-    for part in ["5 tokens, greedy", "The &lt;dog&gt; was</span>", "mantissa run small -p", "class=\"heat\""]
+    for part in
+        ["5 tokens, greedy", "The &lt;dog&gt; was</span>", "mantissa run small --chat -p", "class=\"heat\""]
     {
         assert!(page.contains(part), "{part}");
     }

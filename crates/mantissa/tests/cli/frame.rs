@@ -39,6 +39,29 @@ fn usage_errors_exit_2_with_one_line() {
 fn a_missing_model_exits_2_and_is_named() {
     let line = fail(2, &["inspect", "no/such/model", "--json"]);
     assert!(line.contains("no/such/model"), "{line}");
+    for command in ["run", "serve", "inspect", "verify"] {
+        let line = fail(2, &[command, "llama3"]);
+        assert!(line.contains("a model folder, or a .gguf or .safetensors file"), "{line}");
+        assert!(line.contains("mantissa pull ORG/llama3"), "{line}");
+    }
+}
+
+/// Flags and commands of other programs name what stands for them, and no tip to pass a flag as a value.
+#[test]
+fn other_programs_flags_lead_here() {
+    for (arguments, here) in [
+        (&["quantize", "demo", "--scheme", "W4A16"][..], "--scheme is here --recipe NAME"),
+        (&["run", "demo", "-p", "a", "-ngl", "99"], "-ngl is here the processor"),
+        (&["finetune", "demo", "--qlora"], "--qlora is here --adapter qlora, the default"),
+        (&["train", "--config", "a.toml"], "mantissa train run.toml"),
+        (&["chat", "demo"], "chat is here mantissa run MODEL --interactive"),
+        (&["list"], "mantissa pull puts them"),
+    ] {
+        let line = fail(2, arguments);
+        assert!(line.contains(here) && !line.contains("to pass") && !line.contains("tip:"), "{line}");
+    }
+    let line = fail(2, &["quantize", "demo", "--recipee", "nf4"]);
+    assert!(line.contains("similar argument exists: '--recipe'"), "{line}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{fail, json, mantissa, stderr, succeed, text};
+use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
 
 /// Finds a candidate of a report.
 fn row<'a>(report: &'a Value, name: &str) -> &'a Value {
@@ -87,6 +87,56 @@ fn hardware_is_listed_and_given_by_its_figures() {
     assert!(wrong.contains("--hardware: bandwith: expected bandwidth"), "{wrong}");
     let wrong = fail(2, &["plan", "--params", "8B", "--hardware", "bandwidth=1008,memory=24GB,bf16=1T"]);
     assert!(wrong.contains("with its unit, such as 1008GB/s"), "{wrong}");
+    let wrong = fail(2, &["plan", "--params", "8B", "--hardware", "memory=8GB"]);
+    assert!(wrong.contains("bandwidth; bf16, f16 or f32: expected all of these"), "{wrong}");
+    let wrong = fail(2, &["plan", "--params", "8B", "--hardware", "8GB"]);
+    assert!(wrong.contains("rtx3070") && wrong.contains("memory=8GB,bandwidth=…,bf16=…"), "{wrong}");
+}
+
+/// An 8 B model in bf16 does not fit 8 GB, and one in 4 bits does.
+#[test]
+fn cards_of_8_gb_are_hardware() {
+    for card in ["rtx3070", "rtx4060", "RTX 4060 Ti", "5060"] {
+        let report = json(&["plan", "--params", "8B", "--hardware", card, "--context", "4096", "--json"]);
+        assert_eq!(report["hardware"]["memory"], 8.0 * 1_073_741_824.0, "{card}");
+        assert_eq!(
+            (&row(&report, "BF16")["fits"], &row(&report, "Q4_K_M")["fits"]),
+            (&json!(false), &json!(true))
+        );
+    }
+}
+
+#[test]
+fn a_memory_alone_is_that_of_this_processor_and_says_so() {
+    let told = |more: &[&str]| {
+        stderr(&mantissa(&[&["plan", "--params", "0.5B", "--memory", "8GB"][..], more].concat()))
+    };
+    assert!(
+        told(&[]).contains("planned for this CPU") && told(&[]).contains("--hardware NAME"),
+        "{}",
+        told(&[])
+    );
+    assert!(!told(&["--hardware", "rtx4060"]).contains("planned for this CPU"));
+}
+
+/// Rows of 48 are no whole blocks of K-quants; llama.cpp reads GGUF alone.
+#[test]
+fn what_is_not_run_as_named_says_which_way() {
+    let tiny = root().join("tests/data/tiny/llama2-gqa-tied");
+    let shown = succeed(&["plan", text(&tiny), "--hardware", "h100"]);
+    let fits = |shown: &str, name: &str| {
+        let line = shown.lines().find(|line| line.starts_with(&format!("{name} "))).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{name}: {shown}"))
+    };
+    assert!(fits(&shown, "Q4_K_M").contains(" falls back "), "{shown}");
+    assert!(shown.contains("(falls back): ") && !fits(&shown, "Q4_K_M").contains("no kernel"), "{shown}");
+    let shown = succeed(&["plan", "--params", "8B", "--hardware", "h100", "--for", "llama.cpp"]);
+    assert!(fits(&shown, "BF16").contains(" other format "), "{shown}");
+    assert!(shown.contains("not offered BF16 (other format): llama.cpp: expected one GGUF file"), "{shown}");
+    let shown = succeed(&["plan", "--params", "8B", "--hardware", "a100"]);
+    assert!(fits(&shown, "W8A8 FP8").contains(" no kernel "), "{shown}");
+    let report = json(&["plan", text(&tiny), "--hardware", "h100", "--json"]);
+    assert_eq!(row(&report, "Q4_K_M")["loads"]["refusal"], "falls-back");
 }
 
 #[test]

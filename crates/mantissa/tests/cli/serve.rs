@@ -122,11 +122,15 @@ fn several_precisions_are_served_and_compared() {
     let temp = TempDir::new().unwrap();
     let int4 = temp.path().join("int4");
     succeed(&["quantize", "demo", "--recipe", "rtn-int4-g32", "--out", text(&int4), "--quiet"]);
-    let also = format!("int4={}", text(&int4));
+    let q8 = temp.path().join("q8.gguf");
+    succeed(&["quantize", "demo", "--recipe", "q8_0", "--out", text(&q8), "--quiet"]);
+    let (also, as_gguf) = (format!("int4={}", text(&int4)), format!("q8={}", text(&q8)));
     let mut server = start(&[
         "demo",
         "--also",
         &also,
+        "--also",
+        &as_gguf,
         "--shadow",
         "demo=1",
         "--shadow-limit",
@@ -136,6 +140,12 @@ fn several_precisions_are_served_and_compared() {
     ]);
     let ask = json!({"model": "int4", "prompt": "Once upon a time", "max_tokens": 150, "temperature": 0, "ignore_eos": true});
     assert_eq!(server.post("/v1/completions", &ask)["model"], "int4");
+    let format =
+        |name: &str| server.post("/api/show", &json!({ "model": name }))["details"]["format"].clone();
+    assert_eq!(
+        (format("demo"), format("int4"), format("q8")),
+        ("safetensors".into(), "safetensors".into(), "gguf".into())
+    );
     server.post("/v1/completions", &json!({"prompt": "A", "max_tokens": 1}));
     let value = |metrics: &str, name: &str| {
         let line =

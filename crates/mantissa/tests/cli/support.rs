@@ -48,6 +48,22 @@ pub fn fail<S: AsRef<OsStr>>(code: i32, arguments: &[S]) -> String {
     line
 }
 
+/// Returns the binary with these arguments, ready to run on a terminal of its own, whose screen is standard output; says so if
+/// this machine has no util-linux to make one.
+pub fn on_terminal(arguments: &[&str]) -> Option<Command> {
+    let made = Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success());
+    if !made {
+        println!("skipped: script of util-linux is not there");
+        return None;
+    }
+    let quoted = |word: &&str| format!("'{}'", word.replace('\'', "'\\''"));
+    let words: Vec<String> = [env!("CARGO_BIN_EXE_mantissa")].iter().chain(arguments).map(quoted).collect();
+    let mut command = Command::new("script");
+    command.args(["-qec", &words.join(" "), "/dev/null"]).env("SHELL", "/bin/sh");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Some(command)
+}
+
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -159,6 +159,21 @@ fn bad_tasks_are_refused() {
     refused(json!({"prompt": long, "choices": [" a", " b"], "answer": 0}), "max_position_embeddings");
     let error = fail(2, &["eval", "demo", "--task", "none.jsonl", "--quiet"]);
     assert!(error.contains("none.jsonl"), "{error}");
+    // A name that is no file: the built-in ones, the nearest first, and where others run.
+    let named = |name: &str| fail(2, &["eval", "demo", "--task", name, "--quiet"]);
+    let error = named("hellaswag");
+    for part in ["\"hellaswag\"", "cloze", "retrieval", "format", "reference/tasks", "help guide/python"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(named("retrival").contains("--task: expected retrieval, "));
+    assert!(fail(2, &["eval", "demo", "--task", "no/such", "--quiet"]).contains("no/such"));
+    let out = tempfile::tempdir().unwrap();
+    let make = ["quantize", "demo", "--recipe", "nf4", "--task", "mmlu", "--quiet", "--out"];
+    let error = fail(2, &[&make[..], &[text(&out.path().join("o"))]].concat());
+    assert!(error.contains("--task: expected ") && error.contains("\"mmlu\""), "{error}");
+    let help = succeed(&["eval", "--help"]);
+    assert!(help.contains("cloze, retrieval, arithmetic, format") && help.contains("guide/python"), "{help}");
+    assert!(succeed(&["help", "tasks"]).contains("mantissa help reference/tasks"));
     fail(2, &["eval", "demo", "--task", "cloze", "--text", "default"]);
     fail(2, &["eval", "demo", "--task", "cloze", "--max-accuracy-drop", "0.1"]);
 }

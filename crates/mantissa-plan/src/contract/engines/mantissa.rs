@@ -8,7 +8,7 @@ pub(super) static ENGINE: Engine = Engine {
     title: "mantissa",
     typed: &[],
     makers: &[Maker::Cpu],
-    command: Some("mantissa run {model} -p {prompt}"),
+    command: Some("mantissa run {model}{chat} -p {prompt}"),
     split: None,
     keeps: &["gguf", "native", "compressed-tensors"],
     widens: &[],

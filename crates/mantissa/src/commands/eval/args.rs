@@ -18,6 +18,9 @@ use crate::commands::text::{TextArgs, bound};
 /// KL and top-1 agreement need --reference. NLL is the mean of -ln p over predicted tokens, in nats; KL is KL(reference || model) over the same
 /// positions. Standard errors take windows (documents) as the independent unit; differences are paired per
 /// position.
+///
+/// Built-in tasks: cloze, retrieval, arithmetic, format (mantissa help reference/tasks). Those of lm-evaluation-harness, such as
+/// hellaswag, run through the Python package (mantissa help guide/python).
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa eval demo --text story.txt --context 256
@@ -102,7 +105,7 @@ pub struct Args {
 struct TaskArgs {
     /// Measure accuracy on a task; can be repeated
     ///
-    /// FILE.jsonl, or a built-in task: cloze, retrieval, arithmetic, format. Each line is an item: {"prompt",
+    /// A built-in task (cloze, retrieval, arithmetic, format), or FILE.jsonl. Each line is an item: {"prompt",
     /// "choices", "answer"} takes the choice with the largest log-likelihood, {"prompt", "target"} generates greedily.
     #[arg(
         long,

@@ -15,12 +15,15 @@ use crate::error::BadInput;
 /// Largest report of `bench` that is read.
 const MAX_REPORT: u64 = 16 << 20;
 
+/// Name of the processor that runs this.
+pub const THIS: &str = "this";
+
 /// Finds or measures the hardware of this name, or describes it by its figures.
 ///
 /// # Errors
 /// An unknown name; a figure that cannot be used; a report without limits; not enough memory to measure.
 pub fn device(name: &str, context: &Context) -> Result<Device> {
-    if name.eq_ignore_ascii_case("this") {
+    if name.eq_ignore_ascii_case(THIS) {
         return this(context);
     }
     if Device::is_figures(name) {

@@ -27,7 +27,7 @@ pub struct Subject {
     /// A name (mantissa plan --hardware list shows all); this (the limits of this CPU are measured, in a third of a
     /// second); a JSON report of mantissa bench; or figures: bandwidth=1008GB/s,memory=24GB,bf16=165TFLOPS with the
     /// dense rates of the other units (f32, f16, fp8, fp4, int8, int4) where there are any, name=, link=, maker= and sm=.
-    #[arg(long, value_name = "NAME", default_value = "this", hide_default_value = true)]
+    #[arg(long, value_name = "NAME", default_value = super::device::THIS, hide_default_value = true)]
     hardware: String,
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use mantissa_eval::verdict::Verdict;
 use mantissa_num::page_command;
 use mantissa_plan::figures::PAGE;
-use mantissa_plan::recommend::{Answer, Load, Row, rate};
+use mantissa_plan::recommend::{Answer, Load, Refusal, Row, rate};
 use mantissa_quant::Recipe;
 
 use super::asked::{Asked, measures};
@@ -27,11 +27,8 @@ pub fn table(answer: &Answer) -> Table {
     ])
     .optional(["waits for", "weights"]);
     for row in &answer.rows {
-        let fits = match (row.refusal().is_some(), row.fits) {
-            (true, _) => "no kernel",
-            (false, true) => "yes",
-            (false, false) => "no",
-        };
+        let runs = if row.fits { "yes" } else { "no" };
+        let fits = row.refusal_kind().map_or(runs, Refusal::words);
         table.row([
             row.precision.name.to_owned(),
             fits.to_owned(),
@@ -196,17 +193,17 @@ pub fn headline(answer: &Answer) -> String {
     format!("{name}, KV cache in {kv}{engines}{phases}")
 }
 
-/// Names what no kernel runs, each reason once with its precisions.
+/// Names what is not run as named, each reason once with its precisions.
 fn refusals(answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
-    let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut lines: Vec<(Refusal, String, Vec<&str>)> = Vec::new();
     for row in &answer.rows {
-        let Some(why) = row.refusal() else { continue };
-        match lines.iter_mut().find(|(known, _)| *known == why) {
-            Some((_, names)) => names.push(row.precision.name),
-            None => lines.push((why, vec![row.precision.name])),
+        let (Some(kind), Some(why)) = (row.refusal_kind(), row.refusal()) else { continue };
+        match lines.iter_mut().find(|(known, words, _)| (*known, &*words) == (kind, &why)) {
+            Some((.., names)) => names.push(row.precision.name),
+            None => lines.push((kind, why, vec![row.precision.name])),
         }
     }
-    lines
-        .iter()
-        .try_for_each(|(why, names)| labelled(out, "no kernel", &format!("{}: {why}", names.join(", "))))
+    lines.iter().try_for_each(|(kind, why, names)| {
+        labelled(out, "not offered", &format!("{} ({}): {why}", names.join(", "), kind.words()))
+    })
 }

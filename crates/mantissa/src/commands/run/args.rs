@@ -2,15 +2,17 @@
 
 use std::str::FromStr;
 
+use anyhow::Result;
 use mantissa_model::{GenerateOptions, KvPolicy, Recommended, Sampling, SamplingDefaults};
 use mantissa_store::convention::ModelFiles;
 
 use crate::commands::adapter::AdapterArgs;
 use crate::commands::calibration::CalibrationArgs;
-use crate::commands::model::ModelPath;
+use crate::commands::model::{self, ModelPath};
 use crate::commands::speculate::Speculate;
 use crate::commands::text::BosArg;
 use crate::context::Context;
+use crate::error::BadInput;
 
 /// Generate text from a prompt, streaming
 ///
@@ -18,7 +20,7 @@ use crate::context::Context;
 /// user message, rendered with the model's chat template; the answer ends with the end-of-turn token. A chat samples as
 /// the model recommends (generation_config.json, general.sampling.* of GGUF) where no option says how.
 /// Speed of prefill and decode goes to standard error. Ctrl-C ends the answer, a second one the command.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa run demo 'Once upon a time' -n 200
   mantissa run demo -p 'Once upon a time' --temperature 0.8 --seed 7
@@ -41,7 +43,8 @@ pub struct Args {
     pub(super) text: Option<String>,
     /// Prompt; - reads standard input
     ///
-    /// Without it, the prompt is standard input, unless that is a terminal. One line break at the end is dropped.
+    /// Without it, the prompt is standard input; on a terminal, a chat begins (--interactive). One line break at the end is
+    /// dropped.
     #[arg(short, long, value_name = "TEXT", help_heading = "Prompt", conflicts_with = "interactive")]
     pub(super) prompt: Option<String>,
     /// Chat: one message per line; /help lists commands
@@ -64,17 +67,18 @@ pub struct Args {
     /// System message before the prompt
     #[arg(long, value_name = "TEXT", help_heading = "Prompt")]
     pub(super) system: Option<String>,
-    /// Most new tokens; -1: until the end
+    /// Most new tokens; -1: until the end [default: 128]
+    ///
+    /// With --interactive, the default is -1: an answer ends where the model ends it, or with the context.
     #[arg(
         short,
         long = "max-tokens",
         visible_alias = "n-predict",
         value_name = "N",
-        default_value = "128",
         allow_negative_numbers = true,
         help_heading = "Sampling"
     )]
-    pub(super) n: NewTokens,
+    n: Option<NewTokens>,
     /// Sampling temperature; 0 is greedy [default: 0]
     ///
     /// In a chat, the model's own where it states one; so the options below.
@@ -115,18 +119,12 @@ pub struct Args {
     /// similar learn their levels on --calibration, unless MODEL has them.
     #[arg(long, value_name = "SCHEME", help_heading = "KV cache")]
     pub(super) kv: Option<KvPolicy>,
-    /// Longest conversation in tokens, with --interactive
+    /// Most tokens of prompt and answer, or of a conversation
     ///
-    /// At most the model's context. Memory for it is planned at the start.
-    #[arg(
-        short,
-        long,
-        value_name = "TOKENS",
-        default_value_t = 8192,
-        help_heading = "Prompt",
-        hide_short_help = true
-    )]
-    pub(super) context: usize,
+    /// At most the model's context, which is the default; of a conversation that is 8192 if the model has more. Memory for
+    /// it is planned at the start.
+    #[arg(short, long, value_name = "TOKENS", help_heading = "Prompt", hide_short_help = true)]
+    context: Option<usize>,
     /// Kernels that run the model [default: fast]
     ///
     /// fast repacks weights and quantizes activations on the fly where the scheme allows. reference gives the bits of
@@ -178,6 +176,73 @@ impl NewTokens {
     /// Returns the number, which is the largest there is for any.
     pub(super) fn most(self) -> usize {
         self.0.unwrap_or(usize::MAX)
+    }
+}
+
+/// New tokens of an answer to one prompt, if nothing else is asked for.
+const ANSWER: NewTokens = NewTokens(Some(128));
+/// Longest conversation in tokens, if nothing else is asked for.
+const CONVERSATION: usize = 8192;
+
+impl Args {
+    /// Returns the arguments with `--interactive`.
+    pub(super) fn as_chat(&self) -> Self {
+        Args { interactive: true, ..self.clone() }
+    }
+
+    /// Returns the largest number of new tokens of an answer.
+    pub(super) fn new_tokens(&self) -> NewTokens {
+        self.n.unwrap_or(if self.interactive { NewTokens(None) } else { ANSWER })
+    }
+
+    /// Returns the tokens of a context of `limit` that are left to each answer of a conversation.
+    pub(super) fn room(&self, limit: usize) -> usize {
+        let NewTokens(most) = self.new_tokens();
+        most.map_or(limit / 4, |most| most.min(limit / 2)).max(1)
+    }
+
+    /// Returns the largest number of tokens of prompt and answer for the model `files`.
+    ///
+    /// # Errors
+    /// [`BadInput`] for none, or more than the model's context.
+    pub(super) fn longest(&self, files: &ModelFiles) -> Result<usize> {
+        let limit = model::context_length(files)?;
+        match self.context {
+            Some(context) if !(1..=limit).contains(&context) => {
+                let allowed = format!("1 to {limit}, the context of {}", self.model.named().display());
+                Err(BadInput::new("--context", context.to_string(), allowed).into())
+            }
+            Some(context) => Ok(context),
+            None => Ok(if self.interactive { limit.min(CONVERSATION) } else { limit }),
+        }
+    }
+
+    /// Checks that a prompt of `prompt` tokens leaves room for an answer in a context of `limit` that was asked for; the
+    /// engines check the model's own.
+    ///
+    /// # Errors
+    /// [`BadInput`] if it does not.
+    pub(super) fn require_room(&self, prompt: usize, limit: usize) -> Result<()> {
+        match self.context {
+            Some(_) if prompt >= limit => {
+                let allowed = format!("at least {}: a prompt of {prompt} tokens and an answer", prompt + 1);
+                Err(BadInput::new("--context", limit.to_string(), allowed).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Says, unless JSON does, that an answer of a chat ended by its length: `new` tokens after `prompt`, of at most `limit`
+    /// together.
+    pub(super) fn note_length(&self, (prompt, new): (usize, usize), limit: usize, context: &Context) {
+        let is_chat = self.chat || self.interactive;
+        if !is_chat || !context.prints_text() {
+            return;
+        }
+        context.note(&match prompt + new >= limit {
+            true => format!("stopped: prompt and answer fill the context of {limit} tokens"),
+            false => format!("stopped at {new} tokens (-n N or -n -1 for more)"),
+        });
     }
 }
 
@@ -233,7 +298,7 @@ pub(super) fn sampling(args: &Args, files: &ModelFiles, context: &Context) -> Sa
 /// Returns the longest prompt of a conversation of `limit` tokens, and the options of its answer: half of the context at
 /// least is for prompts.
 pub(super) fn longest_turn(args: &Args, sampling: Sampling, limit: usize) -> (usize, GenerateOptions) {
-    let max_new_tokens = args.n.most().clamp(1, (limit / 2).max(1));
+    let max_new_tokens = args.room(limit);
     let options = GenerateOptions { max_new_tokens, sampling, ..GenerateOptions::default() };
     (limit.saturating_sub(max_new_tokens).max(1), options)
 }
@@ -245,11 +310,11 @@ pub(super) fn options(
     (prompt, limit): (usize, usize),
     context: &Context,
 ) -> GenerateOptions {
-    let max_new_tokens = args.n.most().min(limit.saturating_sub(prompt).max(1));
-    if args.n.0.is_some_and(|n| prompt.saturating_add(n) > limit) {
-        context.warn(&format!(
-            "the model's context of {limit} tokens leaves room for {max_new_tokens} new tokens"
-        ));
+    let asked = args.new_tokens();
+    let max_new_tokens = asked.most().min(limit.saturating_sub(prompt).max(1));
+    if asked.0.is_some_and(|n| prompt.saturating_add(n) > limit) {
+        let whose = if args.context.is_some() { "--context" } else { "the model's context" };
+        context.warn(&format!("{whose} of {limit} tokens leaves room for {max_new_tokens} new tokens"));
     }
     GenerateOptions { max_new_tokens, sampling, ..GenerateOptions::default() }
 }

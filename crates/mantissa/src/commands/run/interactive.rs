@@ -11,9 +11,10 @@ use super::answer::{Answer, told};
 use super::args::{Args, Engine, longest_turn, options, sampling};
 use super::fast::{Loaded, Session};
 use super::{prompt, reference};
-use crate::commands::{model, render_chat};
+use crate::commands::render_chat;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::interrupt;
 
 /// Lines that are commands, with their meaning; any other line is a message.
 const COMMANDS: [(&[&str], &str, Line); 3] = [
@@ -21,6 +22,8 @@ const COMMANDS: [(&[&str], &str, Line); 3] = [
     (&["/clear"], "forget all messages but the system's", Line::Clear),
     (&["/help", "/?"], "list these commands", Line::Help),
 ];
+/// How to leave, after Ctrl-C.
+const LEAVE: &str = "Ctrl-C again or /bye ends the conversation";
 /// Longest message in bytes.
 const LINE: u64 = 1 << 20;
 
@@ -37,7 +40,7 @@ pub(super) fn run(
     }
     let hint = "fix: leave out --interactive";
     let template = render_chat::template(args.model.named(), tokenizer, hint)?;
-    let limit = model::context_length(files)?.min(args.context);
+    let limit = args.longest(files)?;
     let terminal = io::stdin().is_terminal();
     let sampling = sampling(args, files, context);
     let (prompt, longest) = longest_turn(args, sampling, limit);
@@ -55,6 +58,9 @@ pub(super) fn run(
     if args.model.is_embedded() {
         context.note(embedded::ABOUT);
     }
+    if terminal {
+        context.note("a message per line; /help lists commands, /bye ends the conversation");
+    }
     let mut conversation = Conversation::new(args, template, tokenizer, limit);
     loop {
         let line = match read(terminal)? {
@@ -66,6 +72,10 @@ pub(super) fn run(
             }
             Line::Help => {
                 help().iter().for_each(|line| context.note(line));
+                continue;
+            }
+            Line::Unknown(word) => {
+                context.note(&unknown(&word));
                 continue;
             }
             Line::End => return Ok(()),
@@ -82,8 +92,10 @@ pub(super) fn run(
         answer.speed.told = new;
         let drafted = session.as_ref().and_then(Session::drafted).map(|now| now.since(before));
         context.note(&told(&answer.speed, drafted));
-        if answer.stopped == StopReason::Caller {
-            context.note("stopped; Ctrl-C again or /bye ends the conversation");
+        match answer.stopped {
+            StopReason::Caller => context.note(&format!("stopped; {LEAVE}")),
+            StopReason::Length => args.note_length((tokens.len(), answer.tokens.len()), limit, context),
+            _ => {}
         }
         conversation.answered(tokens, answer);
     }
@@ -119,7 +131,7 @@ impl<'a> Conversation<'a> {
     /// oldest messages go until a quarter of the context is free.
     fn ask(&mut self, line: String, context: &Context) -> Result<(Vec<u32>, usize)> {
         self.messages.push(Message::new("user", line));
-        let room = self.args.n.most().clamp(1, (self.limit / 2).max(1));
+        let room = self.args.room(self.limit);
         let mut tokens = self.tokens(context)?;
         if tokens.0.len() + room <= self.limit {
             return Ok(tokens);
@@ -178,6 +190,8 @@ enum Line {
     Clear,
     Help,
     End,
+    /// A word that looks like a command and is none.
+    Unknown(String),
 }
 
 /// Describes the commands, one per line.
@@ -189,19 +203,74 @@ fn help() -> Vec<String> {
 fn read(terminal: bool) -> Result<Line> {
     loop {
         if terminal {
-            eprint!("> ");
+            eprint!("{}", interrupt::PROMPT);
         }
+        let asking = terminal.then(|| interrupt::asking(LEAVE));
         let mut line = String::new();
         let read = io::Read::take(io::stdin().lock(), LINE).read_line(&mut line)?;
-        let text = line.trim();
+        drop(asking);
         if read == 0 {
             return Ok(Line::End);
         }
-        if let Some((.., command)) = COMMANDS.iter().find(|(words, ..)| words.contains(&text)) {
-            return Ok(command.clone());
+        if let Some(line) = parse(&line) {
+            return Ok(line);
         }
-        if !text.is_empty() {
-            return Ok(Line::Message(text.to_owned()));
+    }
+}
+
+/// Returns what a line asks for; `None` if it is empty. A space before the slash makes a message of what would be a command.
+fn parse(line: &str) -> Option<Line> {
+    let text = line.trim();
+    let word = text.split_whitespace().next()?;
+    if let Some((.., command)) = COMMANDS.iter().find(|(words, ..)| words.contains(&text)) {
+        return Some(command.clone());
+    }
+    let name = line.strip_prefix('/').and_then(|_| word.strip_prefix('/'));
+    let is_command = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic());
+    if name.is_some_and(is_command) {
+        return Some(Line::Unknown(text.to_owned()));
+    }
+    Some(Line::Message(text.to_owned()))
+}
+
+/// Says that `text` is no command.
+fn unknown(text: &str) -> String {
+    let word = text.split_whitespace().next().unwrap_or_default();
+    let known = COMMANDS.iter().any(|(words, ..)| words.contains(&word));
+    let what = match known {
+        true => format!("{word} takes no more words"),
+        false => format!("unknown command {word}"),
+    };
+    format!("{what}; /help lists commands, and a space before the slash makes it a message")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn message(line: &str) -> Option<String> {
+        match parse(line)? {
+            Line::Message(text) => Some(text),
+            _ => None,
         }
+    }
+
+    #[test]
+    fn words_after_a_slash_are_commands_and_paths_are_text() {
+        assert!(matches!(parse("/bye\n"), Some(Line::End)));
+        assert!(matches!(parse(" /help \r\n"), Some(Line::Help)));
+        assert!(parse(" \n").is_none());
+        for text in ["/usr/bin/env is a path", "// a comment", "/ alone", "/2 of it", "a /bye", "/naïve?"] {
+            assert_eq!(message(text).unwrap(), text);
+        }
+        assert_eq!(message(" /set\n").unwrap(), "/set");
+        let said = |line: &str| match parse(line) {
+            Some(Line::Unknown(text)) => unknown(&text),
+            _ => String::new(),
+        };
+        assert!(said("/set system x\n").starts_with("unknown command /set; /help lists commands"));
+        assert!(said("/exti\n").starts_with("unknown command /exti; "));
+        assert!(said("/clear it\n").starts_with("/clear takes no more words; "));
     }
 }

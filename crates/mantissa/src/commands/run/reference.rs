@@ -24,7 +24,7 @@ fn with_usage<R>(
     let calibration = args.calibration.value();
     run(ModelUse {
         pass: prompt.min(mantissa_model::PREFILL),
-        longest: prompt.saturating_add(args.n.most()).min(limit),
+        longest: prompt.saturating_add(args.new_tokens().most()).min(limit),
         threads: 1,
         cached: true,
         logits: 1,

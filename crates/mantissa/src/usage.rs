@@ -1,0 +1,157 @@
+//! Usage errors: clap's message on one line, with what stands for flags and commands of other programs.
+
+use std::ffi::OsString;
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::foreign;
+
+/// Returns clap's message and the tips that help, without its usage paragraph, and the help page of the command of `program`.
+pub fn line(error: &clap::Error, arguments: &[OsString], program: &Command) -> String {
+    let here = stands_for(error, arguments, program);
+    let rendered = error.render().to_string();
+    let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(&rendered).split("\n\n");
+    let kept = paragraphs.filter(|p| !p.starts_with("Usage:") && !p.starts_with("For more information"));
+    let mut kept: Vec<String> = kept
+        .map(|p| {
+            let lines = p.split('\n').map(str::trim).filter(|l| !l.is_empty() && shows(l, here.is_some()));
+            lines.map(plain).collect::<Vec<_>>().join(" ")
+        })
+        .filter(|paragraph| !paragraph.is_empty())
+        .collect();
+    kept.extend(here.map(|(typed, here)| format!("what other programs call {typed} is here {here}")));
+    format!("{}; fix: {}", kept.join("; "), help_of(arguments, program))
+}
+
+/// True if a line of clap's message helps: not the tip to pass a flag as a value, which nobody means, and no similar name
+/// where the one that stands for it is known.
+fn shows(line: &str, known: bool) -> bool {
+    !line.strip_prefix("tip: ").is_some_and(|tip| known || tip.starts_with("to pass "))
+}
+
+/// Finds what stands for a flag or command of another program that the error is about: what was typed, and what it is here.
+fn stands_for(
+    error: &clap::Error,
+    arguments: &[OsString],
+    program: &Command,
+) -> Option<(String, &'static str)> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let named = named(arguments, program).map_or("", Command::get_name);
+    let flag = |typed: String| foreign::flag(named, &typed).map(|here| (typed, here));
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let typed = context(ContextKind::InvalidSubcommand)?;
+            foreign::command(&typed).map(|here| (typed, here))
+        }
+        ErrorKind::UnknownArgument => {
+            let typed = context(ContextKind::InvalidArg)?;
+            clustered(arguments).and_then(flag).or_else(|| flag(typed))
+        }
+        // `-ngl 99` is `-n gl` to clap.
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => clustered(arguments).and_then(flag),
+        _ => None,
+    }
+}
+
+/// Returns the first argument of one hyphen and several letters, such as `-ngl`, of programs that have such flags.
+fn clustered(arguments: &[OsString]) -> Option<String> {
+    let flags = arguments.iter().take_while(|argument| *argument != "--").filter_map(|word| word.to_str());
+    let is_word = |name: &str| name.len() > 1 && name.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    let mut words =
+        flags.filter(|word| word.strip_prefix('-').is_some_and(|n| !n.starts_with('-') && is_word(n)));
+    words.next().map(str::to_owned)
+}
+
+/// Rewrites clap's notation and the standard library's number errors in words: `<--a <A>|--b <B>>` becomes
+/// `--a <A> or --b <B>`.
+fn plain(line: &str) -> String {
+    let either = line.strip_prefix('<').and_then(|line| line.strip_suffix('>'));
+    if let Some(either) = either.filter(|either| either.contains('|')) {
+        return either.split('|').map(|one| one.replace(['<', '>'], "")).collect::<Vec<_>>().join(" or ");
+    }
+    line.replace("invalid digit found in string", "expected a whole number")
+        .replace("invalid float literal", "expected a number")
+}
+
+/// Returns the command in `arguments`.
+fn named<'a>(arguments: &[OsString], program: &'a Command) -> Option<&'a Command> {
+    arguments.iter().skip(1).find_map(|argument| program.find_subcommand(argument))
+}
+
+/// Returns the command that prints the help of the command in `arguments`, or of the program.
+fn help_of(arguments: &[OsString], program: &Command) -> String {
+    let name = program.get_name();
+    named(arguments, program)
+        .map_or_else(|| format!("{name} --help"), |sub| format!("{name} {} --help", sub.get_name()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::app;
+
+    fn said(text: &str) -> String {
+        let arguments: Vec<_> = text.split(' ').map(OsString::from).collect();
+        let error = app::command().try_get_matches_from(&arguments).err().unwrap();
+        line(&error, &arguments, &app::command())
+    }
+
+    #[test]
+    fn usage_errors_take_one_line() {
+        let line = said("mantissa schemes --jsom");
+        assert!(line.ends_with("; fix: mantissa schemes --help"), "{line}");
+        assert!(line.starts_with("unexpected argument '--jsom' found") && line.contains("--json"), "{line}");
+        assert!(!line.contains('\n') && !line.contains("Usage"), "{line}");
+    }
+
+    #[test]
+    fn flags_of_other_programs_lead_to_the_ones_here() {
+        for (typed, here) in [
+            ("quantize a --scheme W4A16", "what other programs call --scheme is here --recipe NAME, "),
+            ("quantize a --scheme=W4A16", "--scheme is here --recipe NAME, "),
+            ("quantize a --ignore lm_head", "--ignore is here --keep PATTERN"),
+            ("quantize a --exclude lm_head", "--exclude is here --keep PATTERN"),
+            ("quantize a --method gptq", "--method is here --recipe NAME"),
+            ("quantize a --dataset c4", "--dataset is here --calibration TEXT"),
+            ("quantize a --num_calibration_samples 4", "is here --samples N"),
+            ("run a --temp 0.5", "--temp is here --temperature T"),
+            ("run a --ctx-size 512", "--ctx-size is here --context TOKENS"),
+            ("run a -ngl 99", "-ngl is here the processor: mantissa uses no GPU"),
+            ("serve a -ngl 99", "-ngl is here the processor: mantissa uses no GPU"),
+            ("run a -p b -cnv", "-cnv is here --interactive"),
+            ("serve a --ctx-size 512", "--ctx-size is here --context TOKENS"),
+            ("serve a --max_model_len 512", "--max_model_len is here --context TOKENS"),
+            ("train --wandb", "--wandb is here --tensorboard DIR"),
+            ("train --policy bf16", "--policy is here --set precision.policy=NAME"),
+            ("train --config a.toml", "--config is here the first argument: mantissa train run.toml"),
+            ("plan a --gpu h100", "--gpu is here --hardware NAME"),
+            ("convert a --recipe nf4", "--recipe is here --requantize SCHEME"),
+            ("compare a --task cloze", "--task is here mantissa eval OUTPUT --reference MODEL --task NAME"),
+            ("finetune a --qlora", "--qlora is here --adapter qlora, the default"),
+            ("chat a", "chat is here mantissa run MODEL --interactive"),
+            ("list", "list is here no command: models lie in the Hugging Face cache"),
+        ] {
+            let line = said(&format!("mantissa {typed}"));
+            assert!(line.contains(here), "{typed}: {line}");
+            assert!(!line.contains("tip:") && !line.contains("to pass "), "{typed}: {line}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_known_is_told_and_near_names_stay() {
+        let line = said("mantissa quantize a --nothing-like-it 1");
+        assert!(!line.contains("tip:") && !line.contains("other programs"), "{line}");
+        let line = said("mantissa quantize a --recipee nf4");
+        assert!(line.contains("similar") && line.contains("'--recipe'"), "{line}");
+        // A value that is wrong is no flag of another program.
+        let line = said("mantissa run a -n many");
+        assert!(line.contains("expected a number of tokens") && !line.contains("other programs"), "{line}");
+        let line = said("mantissa quantise a");
+        assert!(line.contains("'quantize'"), "{line}");
+    }
+}
