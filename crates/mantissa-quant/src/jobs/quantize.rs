@@ -83,7 +83,7 @@ impl Plan {
             linears: &linears,
             options: &options,
         };
-        let calibrating = asked.notes()?;
+        // A cache that the format cannot hold needs no calibration either.
         let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
         let tables = Tables::plan(source, &recipe, container, &config, &options)?;
         let copied = copied_tensors(source, &config, &linears, &tables.planned);
@@ -102,6 +102,7 @@ impl Plan {
         let specs = output_specs(gguf.as_ref(), &copied, own).into_iter().chain(tables.specs).collect();
         let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
         let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
+        let calibrating = asked.notes()?;
         let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
         let mut plan = Plan {
             uses: Use::all(&recipe, container, &linears, &options),

@@ -54,7 +54,10 @@ pub(crate) fn options(
         recipe: recipe.clone(),
         container: Some(other),
     });
-    let uncalibrated = |change: &Change| change.recipe.needs_calibration() && options.calibration.is_none();
+    let uncalibrated = |Change { recipe, container, .. }: &Change| {
+        let container = container.unwrap_or_else(|| recipe.container());
+        recipe.needs_calibration_in(container) && options.calibration.is_none()
+    };
     let works = |change: &Change| {
         let mut options = Options { container: change.container, ..options.clone() };
         if uncalibrated(change) {

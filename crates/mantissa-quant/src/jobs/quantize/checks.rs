@@ -15,8 +15,7 @@ use crate::e2e;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
-use crate::plan::{Options, PlannedLinear, model_not_storable, stores_input_scales};
-use crate::plan::{is_judged, stores_cache_scales, uses_importance};
+use crate::plan::{Options, PlannedLinear, is_judged, model_not_storable, uses_importance};
 use crate::recipe::Recipe;
 use crate::rotate;
 use crate::rounding::{method_error, train_error};
@@ -36,7 +35,7 @@ impl Request<'_> {
     /// Checks that the method supports the request and has what it needs. Returns notes for the user.
     pub(super) fn notes(&self) -> Result<Vec<String>> {
         let Request { recipe, container, linears, options, .. } = *self;
-        if recipe.options.observer() != Observer::Max && !stores_input_scales(recipe, container) {
+        if recipe.options.observer() != Observer::Max && !recipe.stores_input_scales(container) {
             let what = "observer: no input scale is stored; fix: use a static activation scheme or nvfp4";
             return Err(model_not_storable(container, what));
         }
@@ -84,16 +83,13 @@ impl Request<'_> {
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
         }
-        if recipe.needs_calibration() || stores_input_scales(recipe, container) {
+        if recipe.needs_calibration_in(container) {
             return self.windows().map(|_| notes);
         }
         if is_judged(recipe, container) && options.calibration.is_some() {
             return self.windows().map(|_| notes);
         }
-        let set = options
-            .calibration
-            .as_ref()
-            .filter(|_| !stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref()));
+        let set = options.calibration.as_ref();
         notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
         Ok(notes)
     }
@@ -215,7 +211,7 @@ impl Request<'_> {
         if container.facts().square_scales {
             return refused("e2e: its scales are shared by rows and columns; fix: use another --format");
         }
-        if stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref()) {
+        if recipe.stores_cache_scales() {
             return refused(
                 "e2e: calibrated scales of keys and values would not fit the trained model; fix: use a dynamic KV scheme",
             );
