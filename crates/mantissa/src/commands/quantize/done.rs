@@ -73,7 +73,7 @@ impl<'a> Done<'a> {
             stands_for: resolved.stands_for.as_deref(),
             chosen: resolved.chosen.as_ref(),
             sha256: sha256(plan, outcome),
-            source_bytes: source.checkpoint().total_bytes(),
+            source_bytes: source.checkpoint().stored_bytes(),
             resumed: outcome.resumed,
             seconds,
             sync_seconds,
@@ -131,7 +131,8 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     if let Some(line) = kept_line(r) {
         labelled(out, "kept", &line)?;
     }
-    labelled(out, "size", &format!("{} from {}", bytes(r.bytes), bytes(done.source_bytes)))?;
+    let grown = larger(r.bytes, done.source_bytes);
+    labelled(out, "size", &format!("{} from {}{grown}", bytes(r.bytes), bytes(done.source_bytes)))?;
     let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);
     let all = format!("{:.3} with embeddings and head", r.bits_per_weight);
     labelled(out, "bits", &format!("{linear} in these layers, {all}"))?;
@@ -160,6 +161,12 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
 }
 
 /// Prints times, and what an unfinished run contributed.
+/// Says by how much an output is larger than its source, as one that is quantized itself may be; empty if it is not.
+pub(super) fn larger(output: u64, source: u64) -> String {
+    let percent = 100.0 * (output as f64 / source.max(1) as f64 - 1.0);
+    if percent < 0.5 { String::new() } else { format!(": {percent:.0} % larger than the source") }
+}
+
 fn human_time(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let beside =
         |what, seconds: Option<f64>| seconds.map(|s| format!(", {what} {s:.2} s")).unwrap_or_default();
