@@ -128,8 +128,11 @@ impl Quantize {
             rebuild: Some(recorded.record()?),
             ..options.clone()
         };
-        let plan = Plan::new(source, recipe, options)?;
-        lint::check_plan(&plan, source, self.targets.iter().map(|target| &target.0), remedies, host)?;
+        let targets = || self.targets.iter().map(|target| &target.0);
+        let loads = |plan: &Plan| lint::loads(plan, source, targets());
+        let plan = Plan::new_for(source, recipe.clone(), options.clone(), &loads);
+        let plan = plan.map_err(|error| lint::advised(error, source, (recipe, options), targets()))?;
+        lint::check_plan(&plan, source, targets(), remedies, host)?;
         Ok(plan)
     }
 

@@ -48,7 +48,21 @@ impl Plan {
         let plan = |recipe, options| Self::of_recipe(source, recipe, options);
         plan(recipe.clone(), options.clone()).map_err(|error| match &error {
             QuantError::NotStorable { list, .. } if !list.contains("fix: ") => {
-                let fix = alternative::options(source, &recipe, &options, plan);
+        Self::new_for(source, recipe, options, &|_| true)
+    }
+
+    /// Plans as [`new`](Self::new). What an error advises is a plan that `accepts` takes, such as one that an engine loads.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_for(
+        source: &ModelFiles,
+        recipe: Recipe,
+        options: Options,
+        accepts: &dyn Fn(&Plan) -> bool,
+    ) -> Result<Self> {
+                let works = |recipe, options| plan(recipe, options).is_ok_and(|plan| accepts(&plan));
+                let fix = alternative::options(source, &recipe, &options, works);
                 error.with_fix(fix)
             }
             _ => error,
