@@ -120,7 +120,9 @@ impl Quantize {
         let mut recipe = self.weights.recipe.load()?;
         let container = format.map_or_else(|| recipe.container(), |format| format.0);
         self.weights.tables.apply(&mut recipe, source, container)?;
-        recipe.keep(self.weights.kept()?);
+        let kept = self.weights.kept()?;
+        mantissa_quant::require_modules(source, &kept)?;
+        recipe.keep(kept);
         let mut recorded = self.clone();
         recorded.weights.format = Some(Format(container));
         let options = Options {
