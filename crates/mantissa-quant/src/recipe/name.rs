@@ -7,6 +7,7 @@ use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
 use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
+use mantissa_model::KvScheme;
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
 
@@ -221,7 +222,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
             // A policy with calibrated levels comes first: its names are not schemes.
             kv_levels = levels_of(rest);
             if kv_levels.is_none() {
-                kv = Some(scheme(text, "kv", rest, parse_activation)?);
+                kv = Some(scheme(text, "kv", KvScheme::spelled_out(rest), parse_activation)?);
             }
             continue;
         }
@@ -410,6 +411,39 @@ mod tests {
         assert_eq!((gptaq.name(), gptaq.recipe_name()), ("gptq", "gptaq"));
         assert_eq!(setting(&*gptaq, "gptq.asymmetric"), "0.5");
         let gptq = parse("rotate-gptq-int4-g32").unwrap().method;
+    #[test]
+    fn aliases_follow_methods_and_transforms() {
+        for (typed, full) in [
+            ("gptq-w4a16", "gptq-int4-g128"),
+            ("GPTQ_W4A16", "gptq-int4-g128"),
+            ("gptq-fp8-block", "gptq-fp8-e4m3-t128x128+fp8-e4m3-g128"),
+            ("awq-w4a16-g64", "awq-int4-g64"),
+            ("smooth-w8a8", "smooth-int8-channel+int8-token"),
+            ("rotate-gptq-w4a16+kv-fp8", "rotate-gptq-int4-g128+kv-fp8"),
+        ] {
+            let (recipe, spelled) = (parse(typed).unwrap(), parse(full).unwrap());
+            assert_eq!((&recipe.weights, &recipe.activations), (&spelled.weights, &spelled.activations));
+            assert_eq!((recipe.method_name(), &recipe.kv), (spelled.method_name(), &spelled.kv));
+            assert_eq!(spelled_out(typed).as_deref(), Some(full));
+        }
+        // A scheme keeps its meaning, and an alias with a method of its own has no place behind another.
+        assert_eq!(parse("gptq-nvfp4").unwrap().weights.to_string(), "nvfp4");
+        for wrong in ["gptq-rtn", "gptq-awq", "smooth-spinquant", "gptq-q4_k_m", "w4a16-gptq"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_cache_has_the_short_names_of_run() {
+        for (short, full) in [("fp8", "fp8-e4m3-head"), ("int8", "int8-head"), ("int4", "int4-head-asym")] {
+            let by_name = parse(&format!("rtn-int4-g128+kv-{short}")).unwrap();
+            let by_file = Recipe::from_toml("r.toml", &format!("weights = \"int4-g128\"\nkv = \"{short}\""));
+            let full = Some(parse_activation(full).unwrap());
+            assert_eq!((&by_name.kv, &by_file.unwrap().kv), (&full, &full));
+        }
+        assert!(parse("rtn-int4-g128+kv-fp9").is_err());
+    }
+
         assert_eq!((gptq.recipe_name(), setting(&*gptq, "gptq.asymmetric").as_str()), ("gptq", "0.0"));
         let recipe = parse("hqq-int4-g64").unwrap();
         assert_eq!(
