@@ -15,7 +15,7 @@ use super::kinds::levels_of;
 use super::{FILE_TYPES, FileType, Recipe, RecipeError, RecipeOptions};
 
 /// Aliases with the full names of their recipes.
-pub const ALIASES: [(&str, &str); 42] = [
+pub const ALIASES: [(&str, &str); 43] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
@@ -46,6 +46,7 @@ pub const ALIASES: [(&str, &str); 42] = [
     ("fp8-weight", "rtn-fp8-e4m3-channel"),
     ("fp8-dynamic", "rtn-fp8-e4m3-channel+fp8-e4m3-token"),
     ("fp8-kv-fp8", "rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static"),
+    ("fp8-block", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128"),
     ("w4a16-kv-fp8", "rtn-int4-g128+kv-fp8-e4m3-tensor@static"),
     ("w4a16-kv-int8", "rtn-int4-g128+kv-int8-head"),
     ("nvfp4", "rtn-nvfp4"),
@@ -73,7 +74,7 @@ pub(super) fn built_in(text: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
-pub const TYPED: [(&str, &str); 82] = [
+pub const TYPED: [(&str, &str); 81] = [
     ("int8", "rtn-int8-channel"),
     ("int4", "rtn-int4-g128"),
     ("rtn", "rtn-int4-g128"),
@@ -126,7 +127,6 @@ pub const TYPED: [(&str, &str); 82] = [
     ("int8-dynamic-activation-int4-weight", "w4a8"),
     ("float8-dynamic-activation-float8-weight", "fp8-dynamic"),
     // llm-compressor and AutoRound.
-    ("fp8-block", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128"),
     ("fp8-static", "rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static"),
     ("fpw8a16", "fp8-weight"),
     ("w2a16", "rtn-int2-g128"),
