@@ -97,18 +97,18 @@ fn with_group(recipe: &Recipe, group: u32) -> Option<(String, Recipe)> {
     // An alias without the group size in its name is spelled out.
     let name = match recipe.name.contains(&old_suffix) {
         true => recipe.name.replace(&old_suffix, &new_suffix),
-        false => full_name(recipe, &scheme),
+        false => full_name(recipe, recipe.method.recipe_name(), &scheme),
     };
     let changed = Recipe::load(&name).ok()?;
     Some((format!("--recipe {name}"), changed))
 }
 
-/// Spells out the name of a recipe with the scheme `weights`.
-fn full_name(recipe: &Recipe, weights: &str) -> String {
+/// Spells out the name of a recipe with another method and the scheme `weights`.
+pub(crate) fn full_name(recipe: &Recipe, method: &str, weights: &str) -> String {
     let transform = recipe.transform.as_ref().map_or_else(String::new, |own| format!("{}-", own.name()));
     let input = recipe.activations.as_ref().map_or_else(String::new, |input| format!("+{input}"));
     let kv = recipe.kv.as_ref().map_or_else(String::new, |kv| format!("+kv-{kv}"));
-    format!("{transform}{}-{weights}{input}{kv}", recipe.method.recipe_name())
+    format!("{transform}{method}-{weights}{input}{kv}")
 }
 
 /// Returns llama.cpp's file type of as many bits, and the option that selects it.

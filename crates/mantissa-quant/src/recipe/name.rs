@@ -1,13 +1,14 @@
 //! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME][+e2e]`, and aliases of common ones.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
-use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_model::KvScheme;
+use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
 
@@ -45,8 +46,8 @@ pub const ALIASES: [(&str, &str); 43] = [
     ("spin-w4a4", "spin-gptq-int4-channel+int4-token"),
     ("fp8-weight", "rtn-fp8-e4m3-channel"),
     ("fp8-dynamic", "rtn-fp8-e4m3-channel+fp8-e4m3-token"),
-    ("fp8-kv-fp8", "rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static"),
     ("fp8-block", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128"),
+    ("fp8-kv-fp8", "rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static"),
     ("w4a16-kv-fp8", "rtn-int4-g128+kv-fp8-e4m3-tensor@static"),
     ("w4a16-kv-int8", "rtn-int4-g128+kv-int8-head"),
     ("nvfp4", "rtn-nvfp4"),
@@ -169,9 +170,9 @@ pub fn spelled_out(text: &str) -> Option<String> {
     }
     let name = canonical(text);
     let full = full_name(&name);
-    let shown = match FileType::parse(full) {
+    let shown = match FileType::parse(&full) {
         Some(ty) => format!("{full} (llama.cpp file type {})", ty.number),
-        None => full.to_owned(),
+        None => full.clone().into_owned(),
     };
     (full != text).then_some(shown)
 }
@@ -191,9 +192,29 @@ fn canonical(text: &str) -> String {
     spellings.iter().find_map(|spelling| listed(spelling)).unwrap_or(lower)
 }
 
-/// Returns the full name of an alias; other names are their own.
-fn full_name(name: &str) -> &str {
-    ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, full)| full)
+/// Returns the full name of an alias, and of one behind a transform or a method; other names are their own.
+fn full_name(name: &str) -> Cow<'_, str> {
+    match ALIASES.iter().find(|(alias, _)| *alias == name) {
+        Some((_, full)) => Cow::Borrowed(full),
+        None => composed(name).map_or(Cow::Borrowed(name), Cow::Owned),
+    }
+}
+
+/// Returns the full name of an alias under another method or transform, such as `gptq-w4a16`: the alias has to round to nearest,
+/// and the method takes the place of that. `None` for what is no such name.
+fn composed(name: &str) -> Option<String> {
+    let (first, others) = name.find('+').map_or((name, ""), |at| name.split_at(at));
+    let (transform, rest) = transform_and_rest(first);
+    let after = |name: &str| rest.strip_prefix(name)?.strip_prefix('-');
+    let alias = METHODS.iter().filter_map(|row| after(row.name)).min_by_key(|rest| rest.len());
+    let alias = alias.or_else(|| transform.is_some().then_some(rest))?;
+    if parse_weight(alias).is_ok() || registry::find(alias).is_some() {
+        return None;
+    }
+    let of = canonical(alias);
+    let full = ALIASES.iter().find(|(alias, _)| *alias == of).map_or(of.as_str(), |(_, full)| full);
+    let schemes = full.strip_prefix(rtn::NAME)?.strip_prefix('-')?;
+    Some(format!("{}{schemes}{others}", &first[..first.len() - alias.len()]))
 }
 
 /// Parses a name.
@@ -204,6 +225,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
         return Ok(of_file_type(text, file_type));
     }
     let full = full_name(text);
+    let full = full.as_ref();
     let mut parts = full.split('+');
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
@@ -390,28 +412,6 @@ mod tests {
     }
 
     #[test]
-    fn names_compose() {
-        let recipe = parse("rtn-int8-channel+int8-token").unwrap();
-        assert_eq!(recipe.weights.to_string(), "int8-channel");
-        assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
-        let recipe = parse("rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static").unwrap();
-        assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
-        let recipe = parse("rtn-fp8-e4m3-channel+kv-keys=nuq4-1%,values=nuq3,pre-rope").unwrap();
-        assert_eq!(recipe.kv_levels.as_ref().unwrap().to_string(), "keys=nuq4-1%,values=nuq3,pre-rope");
-        assert_eq!((recipe.kv.is_none(), recipe.container()), (true, native::CONTAINER));
-        let recipe = parse("gptq-int3-g32-asym").unwrap();
-        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("gptq", "int3-g32-asym"));
-        let recipe = parse("spqr-int3-g16").unwrap();
-        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("spqr", "int3-g16"));
-        assert_eq!((recipe.outliers("", 100, 64), recipe.container()), (64, native::CONTAINER));
-        let recipe = parse("rtn-mse-int4-g32").unwrap();
-        assert_eq!(recipe.outliers("", 100, 64), 0);
-        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("rtn-mse", "int4-g32"));
-        let gptaq = parse("rotate-gptaq-int4-g32").unwrap().method;
-        assert_eq!((gptaq.name(), gptaq.recipe_name()), ("gptq", "gptaq"));
-        assert_eq!(setting(&*gptaq, "gptq.asymmetric"), "0.5");
-        let gptq = parse("rotate-gptq-int4-g32").unwrap().method;
-    #[test]
     fn aliases_follow_methods_and_transforms() {
         for (typed, full) in [
             ("gptq-w4a16", "gptq-int4-g128"),
@@ -444,6 +444,28 @@ mod tests {
         assert!(parse("rtn-int4-g128+kv-fp9").is_err());
     }
 
+    #[test]
+    fn names_compose() {
+        let recipe = parse("rtn-int8-channel+int8-token").unwrap();
+        assert_eq!(recipe.weights.to_string(), "int8-channel");
+        assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
+        let recipe = parse("rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static").unwrap();
+        assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
+        let recipe = parse("rtn-fp8-e4m3-channel+kv-keys=nuq4-1%,values=nuq3,pre-rope").unwrap();
+        assert_eq!(recipe.kv_levels.as_ref().unwrap().to_string(), "keys=nuq4-1%,values=nuq3,pre-rope");
+        assert_eq!((recipe.kv.is_none(), recipe.container()), (true, native::CONTAINER));
+        let recipe = parse("gptq-int3-g32-asym").unwrap();
+        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("gptq", "int3-g32-asym"));
+        let recipe = parse("spqr-int3-g16").unwrap();
+        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("spqr", "int3-g16"));
+        assert_eq!((recipe.outliers("", 100, 64), recipe.container()), (64, native::CONTAINER));
+        let recipe = parse("rtn-mse-int4-g32").unwrap();
+        assert_eq!(recipe.outliers("", 100, 64), 0);
+        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("rtn-mse", "int4-g32"));
+        let gptaq = parse("rotate-gptaq-int4-g32").unwrap().method;
+        assert_eq!((gptaq.name(), gptaq.recipe_name()), ("gptq", "gptaq"));
+        assert_eq!(setting(&*gptaq, "gptq.asymmetric"), "0.5");
+        let gptq = parse("rotate-gptq-int4-g32").unwrap().method;
         assert_eq!((gptq.recipe_name(), setting(&*gptq, "gptq.asymmetric").as_str()), ("gptq", "0.0"));
         let recipe = parse("hqq-int4-g64").unwrap();
         assert_eq!(

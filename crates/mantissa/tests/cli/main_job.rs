@@ -503,6 +503,24 @@ fn recipes_need_a_calibration_exactly_where_quantize_does() {
     );
 }
 
+/// A calibration that rounding to nearest ignores is answered with the recipe that uses it.
+#[test]
+fn an_unused_calibration_names_the_recipe_that_calibrates() {
+    for (recipe, fix) in [
+        ("w4a16", "; fix: --recipe gptq-int4-g128"),
+        ("rotate-int8-channel+int8-token", "; fix: --recipe rotate-gptq-int8-channel+int8-token"),
+        ("rtn-int4-g128+kv-int8", "; fix: --recipe gptq-int4-g128+kv-int8-head"),
+    ] {
+        let command = ["quantize", "demo", "--dry-run", "--calibration", "default", "--recipe"];
+        let said = succeed(&[&command[..], &[recipe]].concat());
+        let line =
+            said.lines().find(|line| line.contains("does not calibrate")).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.ends_with(fix), "{line}");
+        let fixed = succeed(&[&command[..], &[fix.rsplit(' ').next().unwrap()]].concat());
+        assert!(!fixed.contains("does not calibrate"), "{fixed}");
+    }
+}
+
 #[test]
 fn a_gguf_file_is_written_verified_and_run() {
     let temp = TempDir::new().unwrap();

@@ -1,8 +1,11 @@
 //! Checks that method, format, transform and calibration text fit one another.
 
-use mantissa_methods::MethodError;
+use std::sync::Arc;
+
 use mantissa_methods::method::{CalibrationGap, Feature, Fisher, Work};
+use mantissa_methods::registry;
 use mantissa_methods::transform::Change;
+use mantissa_methods::{Method, MethodError};
 use mantissa_model::{InputQuantizer, ModelConfig, Products, StoredAs};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
@@ -15,11 +18,15 @@ use crate::e2e;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
+use crate::plan::alternative;
 use crate::plan::{Options, PlannedLinear, is_judged, model_not_storable, uses_importance};
-use crate::recipe::Recipe;
+use crate::recipe::{BUILT_IN, Recipe};
 use crate::rotate;
 use crate::rounding::{method_error, train_error};
 use crate::spin;
+
+/// Method that tools for serving calibrate by where a scheme alone is named, such as llm-compressor's W4A16.
+const CALIBRATING: &str = "gptq";
 
 /// Parts of a plan to check.
 pub(super) struct Request<'a> {
@@ -90,8 +97,33 @@ impl Request<'_> {
             return self.windows().map(|_| notes);
         }
         let set = options.calibration.as_ref();
-        notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
+        notes.extend(set.map(|set| {
+            let fix = self.calibrated().map_or_else(String::new, |fix| format!("; fix: {fix}"));
+            format!("{}: {} does not calibrate{fix}", set.name, recipe.method_name())
+        }));
         Ok(notes)
+    }
+
+    /// Returns the option for the same schemes by [`CALIBRATING`]; `None` if it does not take
+    /// them, or the recipe is none that it could have.
+    fn calibrated(&self) -> Option<String> {
+        let recipe = self.recipe;
+        let listed = recipe.file_type.is_some() || BUILT_IN.iter().any(|(name, _)| *name == recipe.name);
+        if listed || !recipe.rounds_to_nearest() {
+            return None;
+        }
+        let method: Arc<dyn Method> = (registry::find(CALIBRATING)?.new)(&recipe.weights).into();
+        let calibrated = Recipe { method, ..recipe.clone() };
+        Request { recipe: &calibrated, ..*self }.check_method().ok()?;
+        Some(match Recipe::is_file(&recipe.name) {
+            true => format!("method = \"{}\" in {}", CALIBRATING, recipe.name),
+            false => {
+                format!(
+                    "--recipe {}",
+                    alternative::full_name(recipe, CALIBRATING, &recipe.weights.to_string())
+                )
+            }
+        })
     }
 
     /// Checks that stochastic rounding is supported if requested. Methods that search codes, code books and searched
