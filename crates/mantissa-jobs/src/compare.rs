@@ -256,6 +256,8 @@ impl Compare {
         let described = subject::of_artifact(&files, None);
         let loads_in = described.map(|subject| loads_in(&subject)).unwrap_or_default();
         let found = Compare::measured(&name, files, open_quietly(&self.model)?, texts, host)?;
+        // A model of another tool has no report.
+        let calibration = Quality::read_at(model.location()).ok().and_then(|quality| quality.calibration);
         let is_kept = self.keep_outputs.is_some() || quantize_seconds.is_none();
         let empty = CompareRow::failed(name, String::new(), start.elapsed().as_secs_f64());
         let row = CompareRow {
@@ -266,6 +268,7 @@ impl Compare {
             quantize_seconds,
             loads_in,
             fallbacks,
+            calibration,
             ..empty
         };
         Ok(row.measured(texts.iter().map(|(name, _)| name), found))
@@ -377,9 +380,6 @@ impl Job for Compare {
         self.candidates.iter().filter_map(of).collect()
     }
 
-    fn memory(&self, host: &Host) -> Result<u64> {
-        let texts = self.read(host)?;
-        let files = open_quietly(&self.model)?;
     fn paths(&self) -> Paths {
         let mut paths = Paths::default();
         self.inputs().into_iter().for_each(|path| paths.read(path));
@@ -389,6 +389,9 @@ impl Job for Compare {
         paths
     }
 
+    fn memory(&self, host: &Host) -> Result<u64> {
+        let texts = self.read(host)?;
+        let files = open_quietly(&self.model)?;
         let mut most = Compare::usage(&texts, host).needed(&[&files, &files])?.1;
         for candidate in &self.candidates {
             if let CompareCandidate::Recipe(recipe) = candidate {
@@ -411,10 +414,10 @@ impl Job for Compare {
         if let Some(folder) = &self.keep_outputs {
             disk::create_folders(folder).at(folder.display().to_string())?;
         }
+        self.check_kept(host)?;
         let mut rows = Vec::with_capacity(self.candidates.len());
         let mut failed = None;
         for (i, candidate) in self.candidates.iter().enumerate() {
-        self.check_kept(host)?;
             let began = Instant::now();
             host.note(&format!("{} of {}: {}", i + 1, self.candidates.len(), candidate.name()));
             let folder = scratch.path().join(i.to_string());
