@@ -1,14 +1,14 @@
 //! Search for the recipe or format with which an engine loads a model.
 //!
 //! Every candidate is planned and linted, so what is returned passes. Candidates are rounded to nearest or use the
-//! method of the refused plan. The nearest in bits per weight comes first, then the format that the model has, then
-//! the order of `FORMATS`.
+//! method of the refused plan. The nearest in bits per weight comes first, then the kind of codes and the format that the
+//! model has, then the order of `FORMATS`.
 
-use mantissa_num::{Format, Scheme, Source, parse_activation, parse_weight};
+use mantissa_num::{Affine, Code, Format, Scheme, Source, parse_activation, parse_weight};
 use mantissa_plan::contract::{EngineTarget, Input, Stored, Subject, lint};
 use mantissa_quant::{Changes, Options, Plan, Recipe};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::{Container, ModelFiles, native};
 
 use crate::subject;
 
@@ -122,6 +122,18 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &EngineTarget, strict: 
     search.fewer_gpus().or_else(|| search.candidates().iter().find_map(tried))
 }
 
+/// Finds what makes `target` accept a quantization of `source` like that by `recipe`, which its format cannot hold.
+pub fn of_recipe(
+    source: &ModelFiles,
+    recipe: Recipe,
+    options: Options,
+    target: &EngineTarget,
+) -> Option<Remedy> {
+    // mantissa's own format holds what others do not.
+    let options = Options { container: Some(native::CONTAINER), ..options };
+    of_plan(&Plan::new(source, recipe, options).ok()?, source, target, false)
+}
+
 /// Finds what makes `target` accept the artifact in `files`, described by `described`: another format of the same
 /// codes, or another recipe of its `source`. If the source is not known: weights of 8 bits are rounded again; narrower
 /// ones would lose too much, so that the source is to be quantized again. With `strict`, warnings count as well, and
@@ -168,6 +180,11 @@ pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, targe
         distance: 0,
     };
     Search { described, target: *target, strict: false }.passes(&candidate.applied(described))
+}
+
+/// True if codes are floats, such as FP8.
+fn has_floats(format: &Format) -> bool {
+    matches!(format, Format::Affine(Affine { code: Code::Float(_), .. }))
 }
 
 /// True if the weights are quantized, to 8 bits or more.
@@ -224,6 +241,7 @@ impl Search<'_> {
         let stored = self.described.linears.iter().find_map(|linear| linear.stored.as_ref());
         let asked = stored.map_or(4000, |stored| thousandths(&stored.format));
         let inputs = stored.is_some_and(|stored| stored.input.is_some());
+        let floats = stored.is_some_and(|stored| has_floats(&stored.format));
         let mut all = Vec::new();
         for (weights, input) in SCHEMES {
             for format in FORMATS {
@@ -235,7 +253,8 @@ impl Search<'_> {
         // Stable: equal candidates keep the order of SCHEMES and FORMATS.
         all.sort_by_key(|c| {
             let moved = c.format != self.described.convention;
-            (c.distance / 250, c.inputs.is_some() != inputs, moved, c.distance)
+            let other_codes = has_floats(&c.weights.format) != floats;
+            (c.distance / 250, other_codes, c.inputs.is_some() != inputs, moved, c.distance)
         });
         all
     }

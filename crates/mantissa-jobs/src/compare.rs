@@ -10,8 +10,9 @@ use std::time::Instant;
 use mantissa_advise::subject;
 use mantissa_eval::{Sequence, stats};
 use mantissa_plan::contract::loads_in;
+use mantissa_quant::{Outcome, Quality};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Scratch, disk};
+use mantissa_store::{Paths, Scratch, disk};
 use serde::{Deserialize, Serialize};
 
 use self::bench::tokens;
@@ -22,6 +23,7 @@ use crate::adapt;
 use crate::calibration::Calibration;
 use crate::default_text;
 use crate::error::{BadInput, Class, InPlace, JobError, Result};
+use crate::finished;
 use crate::host::Host;
 use crate::inspect::Inspect;
 use crate::job::{Job, JobOutput};
@@ -30,7 +32,7 @@ use crate::loaded::ModelUse;
 use crate::measured_text::MeasuredText;
 use crate::model::{ModelPath, open, open_quietly};
 use crate::progress::Unit;
-use crate::quantize::{Quantize, RecipeText, WeightOptions};
+use crate::quantize::{PreparedQuantize, Quantize, RecipeText, WeightOptions};
 
 /// Compares candidates for one model by the loss that they measure on the same windows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -198,11 +200,14 @@ impl Compare {
         let job = self.quantization(recipe, &out)?;
         let mut prepared = job.prepare(&AsStated, host)?;
         prepared.warn(host)?;
-        let coverage = prepared.coverage(host)?;
-        let outcome = if self.keep_outputs.is_some() {
-            let outcomes = prepared.run(coverage, host)?.outcomes;
+        let outcome = if let Some(outcome) = self.finished(&prepared, &out, host)? {
+            host.note(&format!("{}: already complete", out.display()));
+            Some(outcome)
+        } else if self.keep_outputs.is_some() {
+            let outcomes = prepared.run(prepared.coverage(host)?, host)?.outcomes;
             outcomes.into_iter().next()
         } else {
+            let coverage = prepared.coverage(host)?;
             let plan = prepared.plans.pop().map(|plan| plan.with_coverage(coverage));
             let made =
                 plan.map(|plan| quantize_verified(plan, &prepared.source, &self.model, &out, Some(host)));
@@ -211,6 +216,28 @@ impl Compare {
         let fallbacks = outcome.map(|outcome| outcome.quality.fallbacks.len());
         let quantize_seconds = Some(start.elapsed().as_secs_f64());
         Ok(Made { model: ModelPath::new(out), quantize_seconds, fallbacks })
+    }
+
+    /// Finds the kept output of a candidate, if an earlier comparison or quantization has made it.
+    fn finished(&self, prepared: &PreparedQuantize<'_>, out: &Path, host: &Host) -> Result<Option<Outcome>> {
+        match prepared.plans.first().filter(|_| self.keep_outputs.is_some()) {
+            Some(plan) => finished::output_of_plan(plan, &prepared.source, out, false, host),
+            None => Ok(None),
+        }
+    }
+
+    /// Refuses a place with the finished output of another job, before work on the other candidates.
+    fn check_kept(&self, host: &Host) -> Result<()> {
+        let Some(folder) = &self.keep_outputs else { return Ok(()) };
+        for candidate in &self.candidates {
+            let CompareCandidate::Recipe(recipe) = candidate else { continue };
+            let out = Compare::place(recipe, folder)?;
+            if host.is_refused(&out) {
+                let job = self.quantization(recipe, &out)?;
+                self.finished(&job.prepare(&AsStated, host)?, &out, host)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes and measures one candidate.
@@ -229,6 +256,8 @@ impl Compare {
         let described = subject::of_artifact(&files, None);
         let loads_in = described.map(|subject| loads_in(&subject)).unwrap_or_default();
         let found = Compare::measured(&name, files, open_quietly(&self.model)?, texts, host)?;
+        // A model of another tool has no report.
+        let calibration = Quality::read_at(model.location()).ok().and_then(|quality| quality.calibration);
         let is_kept = self.keep_outputs.is_some() || quantize_seconds.is_none();
         let empty = CompareRow::failed(name, String::new(), start.elapsed().as_secs_f64());
         let row = CompareRow {
@@ -239,6 +268,7 @@ impl Compare {
             quantize_seconds,
             loads_in,
             fallbacks,
+            calibration,
             ..empty
         };
         Ok(row.measured(texts.iter().map(|(name, _)| name), found))
@@ -350,6 +380,15 @@ impl Job for Compare {
         self.candidates.iter().filter_map(of).collect()
     }
 
+    fn paths(&self) -> Paths {
+        let mut paths = Paths::default();
+        self.inputs().into_iter().for_each(|path| paths.read(path));
+        self.outputs().into_iter().for_each(|output| paths.write(output.option, output.path, output.kind));
+        // Outputs of earlier comparisons are used again.
+        paths.answer_finished("--keep-outputs");
+        paths
+    }
+
     fn memory(&self, host: &Host) -> Result<u64> {
         let texts = self.read(host)?;
         let files = open_quietly(&self.model)?;
@@ -375,6 +414,7 @@ impl Job for Compare {
         if let Some(folder) = &self.keep_outputs {
             disk::create_folders(folder).at(folder.display().to_string())?;
         }
+        self.check_kept(host)?;
         let mut rows = Vec::with_capacity(self.candidates.len());
         let mut failed = None;
         for (i, candidate) in self.candidates.iter().enumerate() {

@@ -12,12 +12,36 @@ use crate::host::Host;
 use crate::progress::Unit;
 use crate::tasks::note_guessing;
 
+/// Work in bytes of the source's files. Plans count their work in values, of which a quantized source stores several in a byte.
+#[derive(Clone, Copy)]
+struct Read {
+    work: u64,
+    stored: u64,
+}
+
+impl Read {
+    /// Measures the `work` of this many `outputs`, each of which reads the source.
+    fn of(work: u64, outputs: u64, source: &ModelFiles) -> Self {
+        Read { work, stored: source.checkpoint().stored_bytes().saturating_mul(outputs) }
+    }
+
+    fn total(self) -> u64 {
+        if self.work == 0 { 0 } else { self.stored }
+    }
+
+    fn part(self, done: u64) -> u64 {
+        let part = u128::from(done) * u128::from(self.stored) / u128::from(self.work.max(1));
+        u64::try_from(part).unwrap_or(u64::MAX)
+    }
+}
+
 /// Runs the plan until it ends or the host asks for a stop.
 ///
 /// # Errors
 /// As [`run_plan`].
 pub fn run(plan: &Plan, source: &ModelFiles, out: &Output, start: Start, host: &Host) -> Result<Outcome> {
-    let mut progress = host.progress(plan.work_bytes(), Unit::Bytes);
+    let read = Read::of(plan.work_bytes(), 1, source);
+    let mut progress = host.progress(read.total(), Unit::Bytes);
     let (mut evaluating, mut answering) = (false, false);
     let step = &mut |at: mantissa_quant::Progress<'_>| {
         if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
@@ -29,7 +53,7 @@ pub fn run(plan: &Plan, source: &ModelFiles, out: &Output, start: Start, host: &
             progress = host.progress(plan.tasks().map_or(0, TaskRuns::work), Unit::Items("items"));
         }
         progress.message(at.tensor);
-        progress.set(at.items.or(at.tokens).unwrap_or(at.done));
+        progress.set(at.items.or(at.tokens).unwrap_or_else(|| read.part(at.done)));
         if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let outcome = host.orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
@@ -50,11 +74,12 @@ pub fn run_all(
     start: Start,
     host: &Host,
 ) -> Result<Vec<Outcome>> {
-    let progress = host.progress(plans.iter().map(Plan::work_bytes).sum(), Unit::Bytes);
+    let read = Read::of(plans.iter().map(Plan::work_bytes).sum(), plans.len() as u64, source);
+    let progress = host.progress(read.total(), Unit::Bytes);
     let step = &mut |at: mantissa_quant::Progress<'_>| {
         progress.message(at.tensor);
         if at.tokens.is_none() && at.items.is_none() {
-            progress.set(at.done);
+            progress.set(read.part(at.done));
         }
         if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };

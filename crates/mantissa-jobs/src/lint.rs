@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use mantissa_advise::remedy::{self, Remedy};
 use mantissa_advise::subject;
 use mantissa_plan::contract::{ENGINES, EngineTarget, Finding, Report, Subject, lint};
-use mantissa_quant::Plan;
+use mantissa_quant::{Options, Plan, QuantError, Recipe};
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +70,39 @@ pub fn check_plan<'a>(
     let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
     host.warn_all(&warnings.map(line).collect::<Vec<_>>())?;
     refuse(&reports)
+}
+
+/// True if every target would run the output of `plan`.
+pub(crate) fn loads<'a>(
+    plan: &Plan,
+    source: &ModelFiles,
+    mut targets: impl Iterator<Item = &'a EngineTarget>,
+) -> bool {
+    let subject = subject::of_plan(plan, source);
+    targets.all(|target| !lint(&subject, target).fails())
+}
+
+/// Adds a recipe that the first target loads to the error of a plan that no other option makes fit into its format.
+pub(crate) fn advised<'a>(
+    error: QuantError,
+    source: &ModelFiles,
+    (recipe, options): (Recipe, Options),
+    mut targets: impl Iterator<Item = &'a EngineTarget>,
+) -> QuantError {
+    let Some(target) = targets.next() else { return error };
+    match error {
+        QuantError::NotStorable { what, container, list, fix: None } if !list.contains("fix: ") => {
+            let fix = match remedy::of_recipe(source, recipe, options, target) {
+                Some(Remedy::Quantize { recipe, default: true, .. }) => Some(format!("--recipe {recipe}")),
+                Some(Remedy::Quantize { recipe, format, .. }) => {
+                    Some(format!("--recipe {recipe} --format {format}"))
+                }
+                _ => None,
+            };
+            QuantError::NotStorable { what, container, list, fix }
+        }
+        error => error,
+    }
 }
 
 /// Fails with the most severe finding of a plan's `reports`, if any.

@@ -104,7 +104,13 @@ impl WeightOptions {
     /// A pattern that is none.
     fn kept(&self) -> Result<Vec<Glob>> {
         let parsed = |text: &String| -> Result<Glob> {
-            let wrong = |found| BadInput::new("--keep", format!("\"{text}\" ({found})"), PATTERN);
+            let wrong = |found| {
+                let wrong = BadInput::new("--keep", format!("\"{text}\" ({found})"), PATTERN);
+                match Glob::of_expression(text) {
+                    Some(pattern) => wrong.with_fix(format!("--keep '{pattern}'")),
+                    None => wrong,
+                }
+            };
             Ok(Glob::parse(text).map_err(wrong)?)
         };
         self.keep.iter().map(parsed).collect()

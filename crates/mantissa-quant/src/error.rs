@@ -9,8 +9,8 @@ use mantissa_eval::EvalError;
 use mantissa_methods::MethodError;
 use mantissa_model::{KvCalibrationError, LoadError};
 use mantissa_num::TensorError;
-use mantissa_store::ErrorClass;
 use mantissa_store::convention::Container;
+use mantissa_store::{ErrorClass, Shown};
 
 use crate::quality::{Quality, TokenSet, Verification};
 
@@ -102,6 +102,14 @@ pub enum QuantError {
     NothingToDo {
         /// Name of the recipe.
         recipe: String,
+    },
+    /// A name or pattern of layers to keep matches nothing in the model.
+    #[error("keep: expected a module of the model or a pattern that matches one, got \"{}\"; fix: {}", Shown(.pattern), Shown(.nearest))]
+    NoSuchLayer {
+        /// Name or pattern.
+        pattern: String,
+        /// Nearest names or patterns that match.
+        nearest: String,
     },
     /// Weights of decoder layers would be skipped, because the architecture does not know their names. Nothing was
     /// written.

@@ -77,7 +77,7 @@ pub use gguf::as_in_gguf;
 pub use importance::Importance;
 pub use jobs::recalibrate::Recalibration;
 pub use jobs::several::{run_all, sharing};
-pub use jobs::{Outcome, run};
+pub use jobs::{Outcome, require_modules, run};
 pub use journal::{Start, key as plan_key};
 pub use measure::figures::Evaluation;
 pub use measure::tasks::{TaskRun, TaskRuns};

@@ -29,20 +29,19 @@ use crate::input_scales::Observer;
 use crate::measure::figures::Evaluation;
 use crate::measure::tasks::TaskRuns;
 use crate::quality::{Coverage, Recorded};
+use crate::recipe;
 
 pub(crate) use gguf::{Cast, JoinedCast, Layout};
 pub use job::WeightJob;
 pub(crate) use job::rounds_each;
 pub use linear::PlannedLinear;
-pub(crate) use linear::{
-    is_table, layer_plan, scheme_of, spec_bytes, stores_input_scales, table_plan, work_of,
-};
+pub(crate) use linear::{is_table, layer_plan, scheme_of, spec_bytes, table_plan, work_of};
 pub use methods::MethodShare;
 pub(crate) use mixed::{MethodId, Methods};
 pub use options::{Check, Options};
 pub(crate) use rewritten::Dense;
 pub use table::TableSize;
-pub(crate) use uses::{Use, is_judged, stores_cache_scales, uses_importance};
+pub(crate) use uses::{Use, is_judged, uses_importance};
 
 /// Method in reports of weights whose scales were learned in training: their errors have no bound by RTN.
 const LEARNED: &str = "lsq";
@@ -310,7 +309,7 @@ impl Plan {
 
     /// True if the output stores scales or levels of keys and values.
     pub(crate) fn stores_cache_scales(&self) -> bool {
-        stores_cache_scales(self.kv.as_ref(), self.kv_levels.as_ref())
+        recipe::methods::stores_cache_scales(self.kv.as_ref(), self.kv_levels.as_ref())
     }
 
     /// Returns the calibration text if it has this use.

@@ -164,7 +164,11 @@ impl Output {
             Rule::Owned => {}
             Rule::Job { overwrite: true, .. } => require_listed(path, &found)?,
             _ if self.wrote_folder(path)? => {}
-            _ => return Err(Error::output(path, OutputFault::Exists { what: "a folder" })),
+            _ => {
+                // What `--overwrite` would refuse as well is said at once.
+                require_listed(path, &found)?;
+                return Err(Error::output(path, OutputFault::Exists { what: "a folder" }));
+            }
         }
         Ok(found)
     }

@@ -106,6 +106,7 @@ impl Paths {
         let inputs = Inputs::of(&self.reads, &self.writes);
         let job = JobKey::of(&format!("{command}\n{}", inputs.described));
         let mut permits = Permits { job, overwrite, writes: self.writes.clone(), refused: Vec::new() };
+        let mut taken = None;
         for (at, write) in self.writes.iter().enumerate() {
             let resolved = resolve(&write.path)?;
             self.refuse_twice(write, &resolved, &self.writes[..at])?;
@@ -118,10 +119,18 @@ impl Paths {
                 {
                     permits.refused.push(write.path.clone());
                 }
+                Err(error @ Error::Output { fault: OutputFault::Exists { .. }, .. }) => {
+                    taken = taken.or(Some(error));
+                }
                 checked => checked?,
             }
         }
-        Ok(permits)
+        // What differs in the finished output tells more than that a report of the same run is there too. The report stays
+        // refused when it is written.
+        match taken.filter(|_| permits.refused.is_empty()) {
+            Some(error) => Err(error),
+            None => Ok(permits),
+        }
     }
 
     fn refuse_twice(&self, write: &Write, resolved: &Path, before: &[Write]) -> Result<()> {

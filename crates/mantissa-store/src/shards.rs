@@ -39,6 +39,8 @@ pub struct Checkpoint {
     warnings: Vec<String>,
     /// Tensors that are read otherwise than they are stored, by name.
     views: BTreeMap<String, View>,
+    /// Bytes of the tensors in the files, however this checkpoint presents them; `None` if it presents them as they are.
+    stored: Option<u64>,
 }
 
 impl Checkpoint {
@@ -129,6 +131,12 @@ impl Checkpoint {
         self.tensors().fold(0, |sum: u64, meta| sum.saturating_add(meta.len))
     }
 
+    /// Bytes of all tensors in the files: those of a quantized model that is presented dequantized are fewer than
+    /// [`total_bytes`](Self::total_bytes).
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored.unwrap_or_else(|| self.total_bytes())
+    }
+
     /// Every weight file, in name order.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(SafeTensors::path)
@@ -178,12 +186,14 @@ impl Checkpoint {
     /// file.
     pub(crate) fn of_gguf(path: &Path, files: Vec<SafeTensors>, config: Option<Value>) -> Self {
         let by_name = index(&files);
-        Self { dir: path.to_owned(), files, by_name, config, warnings: Vec::new(), views: BTreeMap::new() }
+        let (warnings, views) = (Vec::new(), BTreeMap::new());
+        Self { dir: path.to_owned(), files, by_name, config, warnings, views, stored: None }
     }
 
     /// The same files with other tensors: each is a range of the bytes of a tensor that this checkpoint has, under
     /// another name, with a [`View`] if it is read otherwise than it is stored.
     pub(crate) fn viewed(self, tensors: Vec<Viewed>, config: Option<Value>) -> Self {
+        let stored = Some(self.stored_bytes());
         let mut file_tensors: Vec<Vec<TensorMeta>> = self.files.iter().map(|_| Vec::new()).collect();
         let mut views = BTreeMap::new();
         for Viewed { stored, meta, view } in tensors {
@@ -198,7 +208,7 @@ impl Checkpoint {
             .map(|(file, tensors)| file.with_tensors(tensors))
             .collect();
         let by_name = index(&files);
-        Self { files, by_name, config, views, ..self }
+        Self { files, by_name, config, views, stored, ..self }
     }
 
     /// The same files with one more accepted irregularity.
@@ -210,7 +220,7 @@ impl Checkpoint {
     /// The same files with `rows` rows in the matrix `name`, whose rows after its own are its first. `config` is the new
     /// configuration. Without that matrix, or with fewer rows, only the configuration changes.
     pub(crate) fn with_rows(self, name: &str, rows: usize, config: Value) -> Self {
-        let place = self.by_name.get(name).copied();
+        let (place, stored) = (self.by_name.get(name).copied(), Some(self.stored_bytes()));
         let mut views = self.views;
         let grown = |meta: &TensorMeta| {
             let [own, cols] = *meta.shape.as_slice() else { return None };
@@ -232,7 +242,7 @@ impl Checkpoint {
         };
         let files: Vec<_> = self.files.into_iter().enumerate().map(file_tensors).collect();
         let by_name = index(&files);
-        Self { files, by_name, views, config: Some(config), dir: self.dir, warnings: self.warnings }
+        Self { files, by_name, views, config: Some(config), dir: self.dir, warnings: self.warnings, stored }
     }
 
     /// The same files with the tensors for which `keep` is true, and with computed tensors, `tail`, at the end of the first
@@ -245,6 +255,7 @@ impl Checkpoint {
         config: Value,
     ) -> Self {
         let mut tail = Some(tail);
+        let stored = Some(self.stored_bytes());
         let files: Vec<_> = self
             .files
             .drain(..)
@@ -255,7 +266,7 @@ impl Checkpoint {
             })
             .collect();
         let by_name = index(&files);
-        Self { files, by_name, config: Some(config), ..self }
+        Self { files, by_name, config: Some(config), stored, ..self }
     }
 
     /// Opens the files of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the future
@@ -278,6 +289,7 @@ impl Checkpoint {
             config: Some(config),
             warnings: Vec::new(),
             views: BTreeMap::new(),
+            stored: None,
         })
     }
 
@@ -291,6 +303,7 @@ impl Checkpoint {
             config: None,
             warnings: Vec::new(),
             views: BTreeMap::new(),
+            stored: None,
         }
     }
 
@@ -337,6 +350,7 @@ impl Checkpoint {
             config: None,
             warnings: Vec::new(),
             views: BTreeMap::new(),
+            stored: None,
         };
         opened.warnings.extend(total_size_warning(&path, &index, opened.total_bytes()));
         Ok(opened)

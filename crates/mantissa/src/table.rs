@@ -40,6 +40,12 @@ pub struct Table {
     optional: Vec<&'static str>,
 }
 
+/// Says which columns are left out, and how to see them.
+fn hidden(names: &[&str]) -> String {
+    let (noun, them) = if names.len() == 1 { ("column", "it") } else { ("columns", "them") };
+    format!("({noun} hidden: {}; to see {them}, widen the terminal or set COLUMNS)", names.join(", "))
+}
+
 impl Table {
     /// Starts a table with these headings.
     pub fn new(columns: impl Into<Vec<(&'static str, Align)>>) -> Self {
@@ -77,7 +83,7 @@ impl Table {
         self.write_within(out, columns_or(PIPED))
     }
 
-    /// Writes the table in `width` columns. Where it is wider, optional columns are left out and named in a
+    /// Writes the table in `width` columns. Where it is wider, optional columns are hidden and named in a
     /// last line; then the last column is wrapped if it is text, or the first one shortened.
     ///
     /// # Errors
@@ -98,7 +104,7 @@ impl Table {
         match left_out.as_slice() {
             [] => Ok(()),
             names => {
-                let lines = wrap(&format!("(too narrow for: {})", names.join(", ")), width);
+                let lines = wrap(&hidden(names), width);
                 lines.iter().try_for_each(|line| writeln!(out, "{line}"))
             }
         }
@@ -306,11 +312,14 @@ mod tests {
     #[test]
     fn the_least_important_columns_go_first_and_are_named() {
         let whole = shown(&layers(), 74);
-        assert!(whole.contains("0.0912") && !whole.contains("narrow"), "{whole}");
+        assert!(whole.contains("0.0912") && !whole.contains("hidden"), "{whole}");
         let narrow = shown(&layers(), 70);
-        assert!(narrow.contains("(too narrow for: error)") && narrow.contains("4.125"), "{narrow}");
+        assert!(
+            narrow.contains("(column hidden: error; to see it, widen") && narrow.contains("4.125"),
+            "{narrow}"
+        );
         let narrower = shown(&layers(), 60);
-        assert!(narrower.contains("(too narrow for: error, bits)"), "{narrower}");
+        assert!(narrower.contains("(columns hidden: error, bits;"), "{narrower}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use mantissa_eval::verdict::Verdict;
 use mantissa_eval::{Evaluation, WindowResult, kl_difference, stats};
+use mantissa_quant::TokenSet;
 use serde::Serialize;
 
 /// Result of a comparison of candidates.
@@ -82,6 +83,9 @@ pub struct CompareRow {
     /// Number of layers that fell back to another scheme or method.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallbacks: Option<usize>,
+    /// Text or windows that it was calibrated on, if its quality report names some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<TokenSet>,
     /// Quality loss in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<&'static str>,
@@ -147,6 +151,7 @@ impl CompareRow {
             quantize_seconds: None,
             loads_in: Vec::new(),
             fallbacks: None,
+            calibration: None,
             verdict: None,
             texts: Vec::new(),
             error: Some(error),

@@ -106,7 +106,7 @@ impl QuantizeArguments {
         let container = format.unwrap_or_else(|| recipe.container());
         // A chosen recipe that is better with a calibration gets the built-in text, if no other is given.
         let importance = container.facts().importance && self.imatrix.is_none();
-        let defaults = chosen.is_some() && (recipe.needs_calibration() || importance);
+        let defaults = chosen.is_some() && (recipe.needs_calibration_in(container) || importance);
         let calibration = if defaults { self.calibration.or_default() } else { self.calibration };
         let stands_for = self.recipe.as_deref().and_then(spelled_out);
         let weights = WeightOptions {

@@ -120,7 +120,9 @@ impl Quantize {
         let mut recipe = self.weights.recipe.load()?;
         let container = format.map_or_else(|| recipe.container(), |format| format.0);
         self.weights.tables.apply(&mut recipe, source, container)?;
-        recipe.keep(self.weights.kept()?);
+        let kept = self.weights.kept()?;
+        mantissa_quant::require_modules(source, &kept)?;
+        recipe.keep(kept);
         let mut recorded = self.clone();
         recorded.weights.format = Some(Format(container));
         let options = Options {
@@ -128,8 +130,11 @@ impl Quantize {
             rebuild: Some(recorded.record()?),
             ..options.clone()
         };
-        let plan = Plan::new(source, recipe, options)?;
-        lint::check_plan(&plan, source, self.targets.iter().map(|target| &target.0), remedies, host)?;
+        let targets = || self.targets.iter().map(|target| &target.0);
+        let loads = |plan: &Plan| lint::loads(plan, source, targets());
+        let plan = Plan::new_for(source, recipe.clone(), options.clone(), &loads);
+        let plan = plan.map_err(|error| lint::advised(error, source, (recipe, options), targets()))?;
+        lint::check_plan(&plan, source, targets(), remedies, host)?;
         Ok(plan)
     }
 

@@ -38,13 +38,18 @@ const SHORT: [(&str, &str); 3] =
     [("int8", "int8-head"), ("int4", "int4-head-asym"), ("fp8", "fp8-e4m3-head")];
 
 impl KvScheme {
+    /// Returns the full name of a short one, in any case: `fp8-e4m3-head` of `fp8`; other names are their own.
+    pub fn spelled_out(name: &str) -> &str {
+        SHORT.iter().find(|(short, _)| short.eq_ignore_ascii_case(name)).map_or(name, |(_, full)| full)
+    }
+
     /// Parses a name, in any case; `int8`, `int4` and `fp8` stand for one scale per token and head.
     ///
     /// # Errors
     /// [`ParseError`] if neither the cache nor the grammar has a scheme of this name.
     pub(crate) fn parse(name: &str) -> Result<Self, ParseError> {
         let lower = name.to_ascii_lowercase();
-        let name = SHORT.iter().find(|(short, _)| *short == lower).map_or(lower.as_str(), |(_, full)| full);
+        let name = KvScheme::spelled_out(&lower);
         let bits = |digits: &str| digits.parse().ok().filter(|bits| (1..=8).contains(bits));
         if let Some(bits) = name.strip_prefix("turbo").and_then(bits) {
             return Ok(KvScheme::Turbo { bits });

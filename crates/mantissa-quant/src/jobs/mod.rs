@@ -21,6 +21,7 @@ use folder::Folder;
 use gguf_file::GgufFiles;
 use task::Task;
 
+pub use quantize::require_modules;
 pub use task::Outcome;
 
 /// Executes `plan` and writes the output to `out`. `progress` is called at every step; `Break` interrupts the run.

@@ -1,6 +1,7 @@
 //! Plans the quantization of a dense model by a recipe.
 
 mod checks;
+mod kept;
 mod mixes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,8 @@ use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{Dtype, TensorMeta};
+
+pub use kept::require_modules;
 
 use crate::cache_scales;
 use crate::dense_source::dequantizing_bytes;
@@ -45,10 +48,24 @@ impl Plan {
     /// layers that the container cannot hold; [`QuantError::NothingToDo`]; an incomplete source, with the missing
     /// tensor or file.
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
+        Self::new_for(source, recipe, options, &|_| true)
+    }
+
+    /// Plans as [`new`](Self::new). What an error advises is a plan that `accepts` takes, such as one that an engine loads.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_for(
+        source: &ModelFiles,
+        recipe: Recipe,
+        options: Options,
+        accepts: &dyn Fn(&Plan) -> bool,
+    ) -> Result<Self> {
         let plan = |recipe, options| Self::of_recipe(source, recipe, options);
         plan(recipe.clone(), options.clone()).map_err(|error| match &error {
             QuantError::NotStorable { list, .. } if !list.contains("fix: ") => {
-                let fix = alternative::options(source, &recipe, &options, plan);
+                let works = |recipe, options| plan(recipe, options).is_ok_and(|plan| accepts(&plan));
+                let fix = alternative::options(source, &recipe, &options, works);
                 error.with_fix(fix)
             }
             _ => error,
@@ -83,12 +100,14 @@ impl Plan {
             linears: &linears,
             options: &options,
         };
-        let calibrating = asked.notes()?;
+        // A cache that the format cannot hold needs no calibration either.
         let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
+        let calibrating = asked.notes()?;
         let tables = Tables::plan(source, &recipe, container, &config, &options)?;
         let copied = copied_tensors(source, &config, &linears, &tables.planned);
         let parts: Vec<_> = unused::tensors(source, &config).collect();
         refuse_other_parts(&recipe, &config, &parts)?;
+        kept::check_names(source, &config, &recipe)?;
         let mut notes = notes(source, &recipe, container, &config, &parts);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);

@@ -6,9 +6,8 @@ use mantissa_num::{Blocks, Scheme, parse_weight};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles, gguf, native};
 
-use super::{Options, Plan};
+use super::Options;
 use crate::calibrate::CalibrationSet;
-use crate::error::Result;
 use crate::recipe::Recipe;
 
 /// Group sizes to try, largest first.
@@ -29,14 +28,14 @@ struct Change {
     container: Option<Container>,
 }
 
-/// Returns options under which `plan` of `source` succeeds: a smaller group size, a block type of llama.cpp for GGUF, or
+/// Returns options that make a plan of `source`, as `works` says: a smaller group size, a block type of llama.cpp for GGUF, or
 /// another format, in this order; with a calibration text if the recipe needs one and none is given. `None` if there
 /// are none.
 pub(crate) fn options(
     source: &ModelFiles,
     recipe: &Recipe,
     options: &Options,
-    plan: impl Fn(Recipe, Options) -> Result<Plan>,
+    works: impl Fn(Recipe, Options) -> bool,
 ) -> Option<String> {
     let container = options.container.unwrap_or_else(|| recipe.container());
     let groups = GROUPS.into_iter().filter_map(|group| {
@@ -54,16 +53,19 @@ pub(crate) fn options(
         recipe: recipe.clone(),
         container: Some(other),
     });
-    let uncalibrated = |change: &Change| change.recipe.needs_calibration() && options.calibration.is_none();
-    let works = |change: &Change| {
+    let uncalibrated = |Change { recipe, container, .. }: &Change| {
+        let container = container.unwrap_or_else(|| recipe.container());
+        recipe.needs_calibration_in(container) && options.calibration.is_none()
+    };
+    let makes = |change: &Change| {
         let mut options = Options { container: change.container, ..options.clone() };
         if uncalibrated(change) {
             // Stands for the text, which is not tokenized for a question of shapes.
             options.calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));
         }
-        plan(change.recipe.clone(), options).is_ok()
+        works(change.recipe.clone(), options)
     };
-    let found = groups.chain(types).chain(others).find(works)?;
+    let found = groups.chain(types).chain(others).find(makes)?;
     let text = if uncalibrated(&found) { calibration(source) } else { "" };
     Some(found.text + text)
 }
@@ -95,18 +97,18 @@ fn with_group(recipe: &Recipe, group: u32) -> Option<(String, Recipe)> {
     // An alias without the group size in its name is spelled out.
     let name = match recipe.name.contains(&old_suffix) {
         true => recipe.name.replace(&old_suffix, &new_suffix),
-        false => full_name(recipe, &scheme),
+        false => full_name(recipe, recipe.method.recipe_name(), &scheme),
     };
     let changed = Recipe::load(&name).ok()?;
     Some((format!("--recipe {name}"), changed))
 }
 
-/// Spells out the name of a recipe with the scheme `weights`.
-fn full_name(recipe: &Recipe, weights: &str) -> String {
+/// Spells out the name of a recipe with another method and the scheme `weights`.
+pub(crate) fn full_name(recipe: &Recipe, method: &str, weights: &str) -> String {
     let transform = recipe.transform.as_ref().map_or_else(String::new, |own| format!("{}-", own.name()));
     let input = recipe.activations.as_ref().map_or_else(String::new, |input| format!("+{input}"));
     let kv = recipe.kv.as_ref().map_or_else(String::new, |kv| format!("+kv-{kv}"));
-    format!("{transform}{}-{weights}{input}{kv}", recipe.method.recipe_name())
+    format!("{transform}{method}-{weights}{input}{kv}")
 }
 
 /// Returns llama.cpp's file type of as many bits, and the option that selects it.

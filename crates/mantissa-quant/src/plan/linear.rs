@@ -3,7 +3,7 @@
 use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_num::{Blocks, Scheme};
 use mantissa_store::TensorSpec;
-use mantissa_store::convention::{Container, LinearPlan};
+use mantissa_store::convention::LinearPlan;
 
 use super::job::WeightJob;
 use super::options::Options;
@@ -53,12 +53,6 @@ pub(crate) fn table_plan<'a>(info: &'a LinearInfo, scheme: &'a Scheme) -> Linear
 /// True if `info` is embedding or head.
 pub(crate) fn is_table(info: &LinearInfo) -> bool {
     info.kind.is_table()
-}
-
-/// True if the output stores calibrated input scales.
-pub(crate) fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
-    let stores = |(weights, input)| LinearPlan::new("", weights, input, (1, 1)).stores_input_scale();
-    container.facts().input_scales && recipe.pairs().into_iter().any(stores)
 }
 
 /// Returns a layer's share of the progress, in bytes read ([`Plan::work_bytes`](super::Plan::work_bytes)).

@@ -1,12 +1,10 @@
 //! Uses of the calibration text.
 
 use mantissa_methods::method::Work;
-use mantissa_model::KvPolicy;
 use mantissa_num::codec::Codec;
-use mantissa_num::{Scheme, Source};
 use mantissa_store::convention::Container;
 
-use super::linear::{PlannedLinear, stores_input_scales};
+use super::linear::PlannedLinear;
 use super::options::Options;
 use crate::calibrate::CalibrationSet;
 use crate::recipe::Recipe;
@@ -44,8 +42,8 @@ impl Use {
             (Use::Importance, options.importance.is_none() && uses_importance(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
             (Use::Tune, recipe.tuning.is_some()),
-            (Use::Inputs, stores_input_scales(recipe, container)),
-            (Use::Cache, stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
+            (Use::Inputs, recipe.stores_input_scales(container)),
+            (Use::Cache, recipe.stores_cache_scales()),
         ];
         uses.into_iter().filter(|(_, used)| *used).map(|(of, _)| of).collect()
     }
@@ -73,9 +71,4 @@ pub(crate) fn uses_importance(recipe: &Recipe, container: Container, linears: &[
 /// True if some method needs no calibration and its solutions can be compared with RTN on a text.
 pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
     recipe.needs(|needs| needs.judged && !needs.text) && !container.facts().square_scales
-}
-
-/// True if an output stores scales or levels of keys and values under this scheme or policy.
-pub(crate) fn stores_cache_scales(scheme: Option<&Scheme>, levels: Option<&KvPolicy>) -> bool {
-    scheme.is_some_and(|scheme| scheme.source == Source::Static) || levels.is_some()
 }

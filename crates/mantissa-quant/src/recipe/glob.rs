@@ -25,9 +25,25 @@ impl Glob {
         }
     }
 
+    /// Makes the text of the pattern that matches as a regular expression, `re:` before it, does; `None` if it needs more than
+    /// `.*`.
+    pub fn of_expression(text: &str) -> Option<String> {
+        let text = text.strip_prefix("re:")?;
+        let text = text.strip_prefix('^').unwrap_or(text);
+        let text = text.strip_suffix('$').unwrap_or(text);
+        let text = text.replace(".*", "*").replace("\\.", ".");
+        let plain = !text.is_empty() && !text.contains(|c: char| r"[](){}|+?\^$".contains(c));
+        plain.then_some(text)
+    }
+
     /// True if this is the full name `module`.
     pub fn is(&self, module: &str) -> bool {
         self.0 == module
+    }
+
+    /// True if it is a full name, without a `*`.
+    pub(crate) fn is_name(&self) -> bool {
+        !self.0.contains('*')
     }
 
     /// True if `module` matches.
@@ -54,6 +70,17 @@ impl Glob {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn simple_expressions_have_a_pattern() {
+        let of = |text: &str| Glob::of_expression(text);
+        assert_eq!(of("re:.*layers.0.*down_proj").as_deref(), Some("*layers.0*down_proj"));
+        assert_eq!(of(r"re:^model\.layers\.1\..*$").as_deref(), Some("model.layers.1.*"));
+        assert_eq!(
+            (of(r"re:.*\.(q|k)_proj"), of("re:"), of(r"re:layers\.\d+"), of("*.k")),
+            (None, None, None, None)
+        );
+    }
 
     #[test]
     fn globs_match_whole_names() {

@@ -1,7 +1,7 @@
 //! Kinds of the values of recipe files.
 
 use mantissa_methods::registry::{self, METHODS, Registered, RegisteredTransform, TRANSFORMS};
-use mantissa_model::KvPolicy;
+use mantissa_model::{KvPolicy, KvScheme};
 use mantissa_num::{ParseError, Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_options::{Accepts, Refusal, Value};
 use mantissa_store::convention::Container;
@@ -168,7 +168,8 @@ pub(super) struct KvText;
 impl Accepts<Kv> for KvText {
     fn read(&self, value: &Value) -> Option<Kv> {
         let levels = value.as_str().and_then(levels_of).map(|policy| Kv::Levels(Box::new(policy)));
-        levels.or_else(|| ACTIVATION.read(value).map(Kv::Scheme))
+        let full = || value.as_str().map(|text| Value::from(KvScheme::spelled_out(text)));
+        levels.or_else(|| ACTIVATION.read(&full()?).map(Kv::Scheme))
     }
 
     fn print(&self, kv: &Kv) -> Option<Value> {

@@ -2,15 +2,21 @@
 
 use mantissa_methods::e2e;
 use mantissa_methods::method::{Needs, Scope, Work};
-use mantissa_num::Scheme;
+use mantissa_model::KvPolicy;
+use mantissa_num::{Scheme, Source};
 use mantissa_store::Dtype;
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, LinearPlan};
 
 use super::{Method, Recipe};
 
 /// True if both are the same method with the same options.
 pub(crate) fn same(a: &dyn Method, b: &dyn Method) -> bool {
     a.recipe_name() == b.recipe_name() && a.settings() == b.settings()
+}
+
+/// True if an output stores scales or levels of keys and values under this scheme or policy.
+pub(crate) fn stores_cache_scales(scheme: Option<&Scheme>, levels: Option<&KvPolicy>) -> bool {
+    scheme.is_some_and(|scheme| scheme.source == Source::Static) || levels.is_some()
 }
 
 impl Recipe {
@@ -34,11 +40,30 @@ impl Recipe {
         self.methods().any(|method| need(method.needs()))
     }
 
-    /// True if the recipe needs a calibration text.
+    /// True if the recipe needs a calibration text in the format that it has by default.
     pub fn needs_calibration(&self) -> bool {
+        self.needs_calibration_in(self.container())
+    }
+
+    /// True if the recipe needs a calibration text in the format `container`: for its transform, its methods or its training,
+    /// or for scales of inputs, keys and values that the output stores.
+    pub fn needs_calibration_in(&self, container: Container) -> bool {
         self.tuning.is_some()
             || self.needs(|needs| needs.text)
             || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
+            || self.stores_input_scales(container)
+            || self.stores_cache_scales()
+    }
+
+    /// True if the output stores calibrated input scales.
+    pub(crate) fn stores_input_scales(&self, container: Container) -> bool {
+        let stores = |(weights, input)| LinearPlan::new("", weights, input, (1, 1)).stores_input_scale();
+        container.facts().input_scales && self.pairs().into_iter().any(stores)
+    }
+
+    /// True if the output stores scales or levels of keys and values.
+    pub(crate) fn stores_cache_scales(&self) -> bool {
+        stores_cache_scales(self.kv.as_ref(), self.kv_levels.as_ref())
     }
 
     /// True if some method learns all weights of a decoder layer together, so that it takes all of a layer or none.

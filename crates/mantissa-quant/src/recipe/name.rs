@@ -1,11 +1,13 @@
 //! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME][+e2e]`, and aliases of common ones.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
+use mantissa_model::KvScheme;
 use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
@@ -14,7 +16,7 @@ use super::kinds::levels_of;
 use super::{FILE_TYPES, FileType, Recipe, RecipeError, RecipeOptions};
 
 /// Aliases with the full names of their recipes.
-pub const ALIASES: [(&str, &str); 42] = [
+pub const ALIASES: [(&str, &str); 43] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
@@ -44,6 +46,7 @@ pub const ALIASES: [(&str, &str); 42] = [
     ("spin-w4a4", "spin-gptq-int4-channel+int4-token"),
     ("fp8-weight", "rtn-fp8-e4m3-channel"),
     ("fp8-dynamic", "rtn-fp8-e4m3-channel+fp8-e4m3-token"),
+    ("fp8-block", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128"),
     ("fp8-kv-fp8", "rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static"),
     ("w4a16-kv-fp8", "rtn-int4-g128+kv-fp8-e4m3-tensor@static"),
     ("w4a16-kv-int8", "rtn-int4-g128+kv-int8-head"),
@@ -72,7 +75,7 @@ pub(super) fn built_in(text: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
-pub const TYPED: [(&str, &str); 82] = [
+pub const TYPED: [(&str, &str); 81] = [
     ("int8", "rtn-int8-channel"),
     ("int4", "rtn-int4-g128"),
     ("rtn", "rtn-int4-g128"),
@@ -125,7 +128,6 @@ pub const TYPED: [(&str, &str); 82] = [
     ("int8-dynamic-activation-int4-weight", "w4a8"),
     ("float8-dynamic-activation-float8-weight", "fp8-dynamic"),
     // llm-compressor and AutoRound.
-    ("fp8-block", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128"),
     ("fp8-static", "rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static"),
     ("fpw8a16", "fp8-weight"),
     ("w2a16", "rtn-int2-g128"),
@@ -168,9 +170,9 @@ pub fn spelled_out(text: &str) -> Option<String> {
     }
     let name = canonical(text);
     let full = full_name(&name);
-    let shown = match FileType::parse(full) {
+    let shown = match FileType::parse(&full) {
         Some(ty) => format!("{full} (llama.cpp file type {})", ty.number),
-        None => full.to_owned(),
+        None => full.clone().into_owned(),
     };
     (full != text).then_some(shown)
 }
@@ -190,9 +192,29 @@ fn canonical(text: &str) -> String {
     spellings.iter().find_map(|spelling| listed(spelling)).unwrap_or(lower)
 }
 
-/// Returns the full name of an alias; other names are their own.
-fn full_name(name: &str) -> &str {
-    ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, full)| full)
+/// Returns the full name of an alias, and of one behind a transform or a method; other names are their own.
+fn full_name(name: &str) -> Cow<'_, str> {
+    match ALIASES.iter().find(|(alias, _)| *alias == name) {
+        Some((_, full)) => Cow::Borrowed(full),
+        None => composed(name).map_or(Cow::Borrowed(name), Cow::Owned),
+    }
+}
+
+/// Returns the full name of an alias under another method or transform, such as `gptq-w4a16`: the alias has to round to nearest,
+/// and the method takes the place of that. `None` for what is no such name.
+fn composed(name: &str) -> Option<String> {
+    let (first, others) = name.find('+').map_or((name, ""), |at| name.split_at(at));
+    let (transform, rest) = transform_and_rest(first);
+    let after = |name: &str| rest.strip_prefix(name)?.strip_prefix('-');
+    let alias = METHODS.iter().filter_map(|row| after(row.name)).min_by_key(|rest| rest.len());
+    let alias = alias.or_else(|| transform.is_some().then_some(rest))?;
+    if parse_weight(alias).is_ok() || registry::find(alias).is_some() {
+        return None;
+    }
+    let of = canonical(alias);
+    let full = ALIASES.iter().find(|(alias, _)| *alias == of).map_or(of.as_str(), |(_, full)| full);
+    let schemes = full.strip_prefix(rtn::NAME)?.strip_prefix('-')?;
+    Some(format!("{}{schemes}{others}", &first[..first.len() - alias.len()]))
 }
 
 /// Parses a name.
@@ -203,6 +225,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
         return Ok(of_file_type(text, file_type));
     }
     let full = full_name(text);
+    let full = full.as_ref();
     let mut parts = full.split('+');
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
@@ -221,7 +244,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
             // A policy with calibrated levels comes first: its names are not schemes.
             kv_levels = levels_of(rest);
             if kv_levels.is_none() {
-                kv = Some(scheme(text, "kv", rest, parse_activation)?);
+                kv = Some(scheme(text, "kv", KvScheme::spelled_out(rest), parse_activation)?);
             }
             continue;
         }
@@ -386,6 +409,39 @@ mod tests {
         }
         // A scheme with its blocks lacks only its method.
         assert!(said("int7-g32").contains("rtn-int7-g32"));
+    }
+
+    #[test]
+    fn aliases_follow_methods_and_transforms() {
+        for (typed, full) in [
+            ("gptq-w4a16", "gptq-int4-g128"),
+            ("GPTQ_W4A16", "gptq-int4-g128"),
+            ("gptq-fp8-block", "gptq-fp8-e4m3-t128x128+fp8-e4m3-g128"),
+            ("awq-w4a16-g64", "awq-int4-g64"),
+            ("smooth-w8a8", "smooth-int8-channel+int8-token"),
+            ("rotate-gptq-w4a16+kv-fp8", "rotate-gptq-int4-g128+kv-fp8"),
+        ] {
+            let (recipe, spelled) = (parse(typed).unwrap(), parse(full).unwrap());
+            assert_eq!((&recipe.weights, &recipe.activations), (&spelled.weights, &spelled.activations));
+            assert_eq!((recipe.method_name(), &recipe.kv), (spelled.method_name(), &spelled.kv));
+            assert_eq!(spelled_out(typed).as_deref(), Some(full));
+        }
+        // A scheme keeps its meaning, and an alias with a method of its own has no place behind another.
+        assert_eq!(parse("gptq-nvfp4").unwrap().weights.to_string(), "nvfp4");
+        for wrong in ["gptq-rtn", "gptq-awq", "smooth-spinquant", "gptq-q4_k_m", "w4a16-gptq"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_cache_has_the_short_names_of_run() {
+        for (short, full) in [("fp8", "fp8-e4m3-head"), ("int8", "int8-head"), ("int4", "int4-head-asym")] {
+            let by_name = parse(&format!("rtn-int4-g128+kv-{short}")).unwrap();
+            let by_file = Recipe::from_toml("r.toml", &format!("weights = \"int4-g128\"\nkv = \"{short}\""));
+            let full = Some(parse_activation(full).unwrap());
+            assert_eq!((&by_name.kv, &by_file.unwrap().kv), (&full, &full));
+        }
+        assert!(parse("rtn-int4-g128+kv-fp9").is_err());
     }
 
     #[test]

@@ -137,12 +137,18 @@ fn folders_of_other_origin_are_not_replaced() {
     drop(Staging::begin(&output(&out)).expect("an empty folder may be replaced"));
     // A model folder without a manifest was written by somebody else, and --overwrite does not cover it.
     fs::write(out.join("config.json"), "{}").unwrap();
-    assert_eq!(output_fault(Staging::begin(&output(&out))), OutputFault::NoManifest);
+    // So the refusal without it does not advise it.
+    let plain = || Output::of_job(&out, JobKey::of("another"), false);
+    for output in [output(&out), plain(), Output::new(&out)] {
+        assert_eq!(output_fault(Staging::begin(&output)), OutputFault::NoManifest);
+    }
     fs::remove_file(out.join("config.json")).unwrap();
     // Nor does a manifest cover a file that it does not list.
     produce(&out, 1, 10).unwrap();
     fs::write(out.join("notes.txt"), "mine").unwrap();
-    assert_eq!(output_fault(produce(&out, 2, 10)), OutputFault::NotOurs { entry: "notes.txt".into() });
+    let notes = OutputFault::NotOurs { entry: "notes.txt".into() };
+    assert_eq!(output_fault(produce(&out, 2, 10)), notes);
+    assert_eq!(output_fault(Staging::begin(&plain())), notes);
     assert_eq!(fs::read_to_string(out.join("notes.txt")).unwrap(), "mine");
 }
 

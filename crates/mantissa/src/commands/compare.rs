@@ -201,6 +201,9 @@ fn named(row: &CompareRow) -> String {
     if row.fallbacks.is_some_and(|count| count > 0) { format!("{} *", row.name) } else { row.name.clone() }
 }
 
+/// Says of which weights the bits are.
+const BITS: &str = "bits: per weight of the linear layers as stored, unquantized ones among them included";
+
 /// Returns bits per weight and size, or `-`.
 fn sizes(row: &CompareRow) -> [String; 2] {
     [
@@ -301,6 +304,7 @@ fn human(out: &mut dyn Write, report: &CompareReport, page: Option<&Path>) -> io
         paragraph(out, 2, &format!("{} failed: {}", row.name, row.error.as_deref().unwrap_or_default()))?;
     }
     paragraph(out, 2, &conclusion(report))?;
+    paragraph(out, 2, BITS)?;
     paragraph(out, 2, &measured_on(report))?;
     if let Some(critical) = report.critical {
         let pairs = report.pairs.len();

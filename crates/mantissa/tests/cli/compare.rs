@@ -90,6 +90,58 @@ fn recipes_and_finished_outputs_are_measured_on_the_same_windows() {
     let table = card.lines().filter(|line| line.starts_with('|'));
     let columns: Vec<usize> = table.map(|line| line.replace("\\|", "").matches('|').count()).collect();
     assert_eq!(columns, vec![8; 7], "{card}");
+    // A path of this machine tells a reader elsewhere nothing.
+    assert!(card.contains("| finished | 4.") && !card.contains(text(dir.path())), "{card}");
+    assert!(card.contains("Bits: per weight of the linear layers as stored, unquantized ones"), "{card}");
+    assert!(!card.contains("alibrated on"), "{card}");
+}
+
+#[test]
+fn kept_outputs_are_used_again_and_the_card_says_what_they_were_calibrated_on() {
+    let dir = TempDir::new().unwrap();
+    let kept = dir.path().join("kept");
+    let model = dir.path().join("my model");
+    fs::create_dir(&model).unwrap();
+    for file in fs::read_dir(root().join("tests/data/tiny/smollm3")).unwrap() {
+        let path = file.unwrap().path();
+        fs::copy(&path, model.join(path.file_name().unwrap())).unwrap();
+    }
+    let tokens = |name: &str, from: usize| {
+        let window = |first: usize| (0..32).map(move |i| 3 + (first + i) % 50).collect::<Vec<usize>>();
+        let path = dir.path().join(name);
+        fs::write(&path, json!([window(from), window(from + 1), window(from + 2)]).to_string()).unwrap();
+        text(&path).to_owned()
+    };
+    let (calibration, measured, other) =
+        (tokens("calib.json", 0), tokens("one.json", 7), tokens("two.json", 9));
+    let compare = |on: &str, more: &[&str]| {
+        let base = ["compare", text(&model), "--recipe", "gptq-int8-channel", "--recipe", "rtn-int8-channel"];
+        let kept = ["--keep-outputs", text(&kept), "--calibration-tokens", &calibration, "--tokens", on];
+        mantissa(&[&base[..], &kept, more].concat())
+    };
+    let card = compare(&measured, &["--markdown"]);
+    assert!(card.status.success(), "{}", stderr(&card));
+    assert!(!stderr(&card).contains("already complete"), "{}", stderr(&card));
+    let card = String::from_utf8(card.stdout).unwrap();
+    assert!(card.contains("| my model | ") && !card.contains(text(dir.path())), "{card}");
+    assert!(card.contains("Calibrated on calib.json, 3 × 32 tokens: gptq-int8-channel."), "{card}");
+    let at =
+        |name: &str| fs::metadata(kept.join(name).join("model.safetensors")).unwrap().modified().unwrap();
+    let before = ["gptq-int8-channel", "rtn-int8-channel"].map(at);
+    // On other windows too, which is another command.
+    for on in [&measured, &other] {
+        let again = compare(on, &["--json"]);
+        assert_eq!(stderr(&again).matches("already complete").count(), 2, "{}", stderr(&again));
+        let report: Value = serde_json::from_slice(&again.stdout).unwrap();
+        assert_eq!(report["rows"][0]["calibration"]["windows"], 3, "{report}");
+        assert!(report["rows"][1].get("calibration").is_none() && report["rows"][1]["kl"].is_number());
+    }
+    assert_eq!(before, ["gptq-int8-channel", "rtn-int8-channel"].map(at));
+    // Another calibration makes another output, which does not take the place of this one.
+    tokens("calib.json", 20);
+    let refused = compare(&measured, &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("that differs: "), "{}", stderr(&refused));
 }
 
 #[test]

@@ -198,3 +198,29 @@ fn conversions_several_formats_and_fits_answer_as_well() {
     assert_eq!(json(&several)["outputs"][1]["already_complete"], false);
     assert_eq!(json(&several)["outputs"][1]["already_complete"], true);
 }
+
+#[test]
+fn the_difference_of_a_job_comes_before_its_report() {
+    let dir = TempDir::new().unwrap();
+    let (model, sample) = (model(dir.path()), dir.path().join("sample.json"));
+    let (out, report) = (dir.path().join("out"), dir.path().join("report.json"));
+    let windows = |first: usize| {
+        let ids: Vec<usize> = (0..64).map(|i| 3 + (first + i) % 40).collect();
+        fs::write(&sample, serde_json::json!([ids]).to_string()).unwrap();
+    };
+    windows(0);
+    let to = format!("--json={}", text(&report));
+    let arguments =
+        ["quantize", &model, "--recipe", "gptq-int8-channel", "--out", text(&out), "--quiet", &to];
+    let arguments = [&arguments[..], &["--calibration-tokens", text(&sample)]].concat();
+    succeed(&arguments);
+    let before = fs::read(&report).unwrap();
+    windows(1);
+    let line = fail(2, &arguments);
+    assert!(line.contains("a folder that differs: ") && line.contains("calibration"), "{line}");
+    // Without a finished output, the report of another job is refused before the work, as ever.
+    fs::remove_dir_all(&out).unwrap();
+    let line = fail(2, &arguments);
+    assert!(line.contains("report.json: ") && !out.exists(), "{line}");
+    assert_eq!(fs::read(&report).unwrap(), before);
+}

@@ -29,3 +29,35 @@ fn kept_layers_have_the_bytes_that_a_recipe_file_gives_them() {
     let wrong = fail(2, &[&command[..], &["--overwrite", "--keep", "re:.*down_proj"]].concat());
     assert!(wrong.contains("--keep") && wrong.contains("a regular expression"), "{wrong}");
 }
+
+#[test]
+fn a_name_or_pattern_that_matches_nothing_is_refused_with_the_nearest() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("out");
+    let command = ["quantize", "demo", "--recipe", "rtn-int4-g32", "--out", text(&out)];
+    let refused = |keep: &[&str]| {
+        let line = fail(2, &[&command[..], keep].concat());
+        assert!(!out.exists(), "{line}");
+        line
+    };
+    for (typed, meant) in [
+        ("model.layer.0.mlp.down_proj", "fix: model.layers.0.mlp.down_proj"),
+        ("*.down_prj", "fix: *.down_proj"),
+        ("model.layers.0.mlp.down_proj.weigth", "fix: model.layers.0.mlp.down_proj"),
+    ] {
+        let line = refused(&["--keep", "*.q_proj", "--keep", typed]);
+        assert!(line.contains(&format!("got \"{typed}\"")) && line.contains(meant), "{line}");
+    }
+    let line = refused(&["--keep", "re:.*layers.0.*down_proj"]);
+    assert!(line.trim_end().ends_with("fix: --keep '*layers.0*down_proj'"), "{line}");
+    succeed(&[&command[..], &["--dry-run", "--keep", "*layers.0*down_proj", "--keep", "lm_head"]].concat());
+    assert!(!refused(&["--keep", "re:.*(q|k)_proj"]).contains("fix:"));
+    // A recipe file is for many models: its patterns may match none, a full name of a layer is meant for this one.
+    let recipe = temp.path().join("r.toml");
+    let by_file = ["quantize", "demo", "--recipe", text(&recipe), "--dry-run"];
+    fs::write(&recipe, "weights = \"int4-g32\"\nkeep = [\"*.router\"]\n").unwrap();
+    assert!(succeed(&by_file).contains("\"*.router\" matches no layer"));
+    fs::write(&recipe, "weights = \"int4-g32\"\nkeep = [\"model.layers.0.mlp.down_prj\"]\n").unwrap();
+    let line = fail(2, &by_file);
+    assert!(line.contains("keep: expected") && line.contains("fix: model.layers.0.mlp.down_proj"), "{line}");
+}

@@ -144,6 +144,8 @@ fn recipes_name_schemes_of_the_cache() {
     quantize(&at("dynamic"), "rtn-int4-g8+kv-int8-head", &[]);
     let inspected = json(&["inspect", text(&at("dynamic")), "--json"]);
     assert_eq!((&inspected["kv_cache"], &inspected["convention"]), (&"int8-head".into(), &"native".into()));
+    quantize(&at("short"), "rtn-int4-g8+kv-fp8", &[]);
+    assert_eq!(json(&["inspect", text(&at("short")), "--json"])["kv_cache"], "fp8-e4m3-head");
     let model = root().join("tests/data/tiny/llama2-gqa-tied");
     for (recipe, format, why) in [
         ("rtn-int4-g8+kv-int8-head", "compressed-tensors", "native"),

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
-use crate::support::{mantissa, sampled, stderr, strict_json, succeed, text, whole};
+use crate::support::{mantissa, root, sampled, stderr, strict_json, succeed, text, whole};
 
 /// Recipes of artifacts, with a format if it is not the recipe's own.
 const ARTIFACTS: [(&str, &str); 12] = [
@@ -227,4 +227,35 @@ fn the_engine_of_a_fix_is_the_one_that_was_given() {
         "{unchecked}"
     );
     assert!(!unchecked.contains("vllm"), "{unchecked}");
+}
+
+/// Blocks that do not divide the model: the format that holds them is refused by the engine, so that the fix is a recipe with
+/// other blocks, of the same codes.
+#[test]
+fn a_format_that_the_engine_refuses_is_not_advised() {
+    let temp = TempDir::new().unwrap();
+    let model = root().join("tests/data/tiny/llama2-gqa-tied");
+    let out = temp.path().join("out");
+    let command = |recipe: &str, more: &[&str]| {
+        let base = ["quantize", text(&model), "--recipe", recipe, "--out", text(&out), "--quiet"];
+        mantissa(&[&base[..], more].concat())
+    };
+    let advised = |refused: &std::process::Output| {
+        let line = stderr(refused);
+        assert_eq!(refused.status.code(), Some(2), "{line}");
+        line.trim().rsplit_once("; fix: ").unwrap_or_else(|| panic!("{line}")).1.to_owned()
+    };
+    assert!(advised(&command("fp8-block", &[])).starts_with("--format "));
+    for engine in ["vllm", "sglang"] {
+        let fix = advised(&command("FP8_BLOCK", &["--for", engine]));
+        assert_eq!(fix, "--recipe rtn-fp8-e4m3-channel+fp8-e4m3-token", "{engine}");
+        let fixed = command(fix.strip_prefix("--recipe ").unwrap(), &["--for", engine]);
+        assert!(fixed.status.success(), "{engine}: {}", stderr(&fixed));
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+    // The format is there, the engine refuses it: FP8 stays FP8.
+    let refused = command("fp8-block", &["--format", "deepseek-fp8", "--for", "vllm"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    let line = stderr(&refused);
+    assert!(line.contains("fp8-e4m3-channel") && !line.contains("int8"), "{line}");
 }

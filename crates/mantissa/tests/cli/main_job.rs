@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::doctor::never_accused;
 use crate::inspect::complete;
-use crate::support::{File, fail, json, mantissa, root, sampled, strict_json, succeed, text, whole};
+use crate::support::{File, fail, json, mantissa, root, sampled, stderr, strict_json, succeed, text, whole};
 
 pub fn tiny(name: &str) -> PathBuf {
     root().join("tests/data/tiny").join(name)
@@ -463,6 +463,62 @@ fn recipes_and_schemes_are_listed() {
     let row = recipes["recipes"].as_array().unwrap().iter().find(|r| r["name"] == "w4a16").unwrap().clone();
     assert_eq!((&row["bits_per_weight"], &row["format"]), (&4.125.into(), &"compressed-tensors".into()));
     assert!(succeed(&["recipes"]).contains("vLLM"));
+}
+
+/// What is listed as needed is what `quantize` refuses to work without, and with it the command works.
+#[test]
+fn recipes_need_a_calibration_exactly_where_quantize_does() {
+    let listed = json(&["recipes", "--json"]);
+    let (mut needed, mut checked) = (Vec::new(), 0);
+    for row in listed["recipes"].as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        let command = ["quantize", "demo", "--recipe", name, "--dry-run", "--quiet"];
+        let bare = mantissa(&command);
+        let refused = stderr(&bare).contains("expected a calibration text");
+        // A mixture of experts has nothing to quantize in a dense model.
+        if !bare.status.success() && !refused && name == "int4-experts" {
+            continue;
+        }
+        assert!(bare.status.success() || refused, "{name}: {}", stderr(&bare));
+        assert_eq!(row["calibration"], refused, "{name}: {}", stderr(&bare));
+        if refused {
+            succeed(&[&command[..], &["--calibration", "default"]].concat());
+            needed.push(name.to_owned());
+        }
+        checked += 1;
+    }
+    assert!(checked > 60, "{checked}");
+    for name in
+        ["w8a8-static", "fp8-kv-fp8", "w4a16-kv-fp8", "nvfp4-w4a4", "nvfp4-fp8-attention", "spin-w4a4"]
+    {
+        assert!(needed.iter().any(|needed| needed == name), "{name}: {needed:?}");
+        let said = succeed(&["recipes", name]);
+        assert!(
+            said.contains("calibration needed") && said.contains(" --calibration default --out"),
+            "{said}"
+        );
+    }
+    assert!(
+        !["w8a8", "w4a16-kv-int8", "nvfp4"].iter().any(|name| needed.iter().any(|needed| needed == name))
+    );
+}
+
+/// A calibration that rounding to nearest ignores is answered with the recipe that uses it.
+#[test]
+fn an_unused_calibration_names_the_recipe_that_calibrates() {
+    for (recipe, fix) in [
+        ("w4a16", "; fix: --recipe gptq-int4-g128"),
+        ("rotate-int8-channel+int8-token", "; fix: --recipe rotate-gptq-int8-channel+int8-token"),
+        ("rtn-int4-g128+kv-int8", "; fix: --recipe gptq-int4-g128+kv-int8-head"),
+    ] {
+        let command = ["quantize", "demo", "--dry-run", "--calibration", "default", "--recipe"];
+        let said = succeed(&[&command[..], &[recipe]].concat());
+        let line =
+            said.lines().find(|line| line.contains("does not calibrate")).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.ends_with(fix), "{line}");
+        let fixed = succeed(&[&command[..], &[fix.rsplit(' ').next().unwrap()]].concat());
+        assert!(!fixed.contains("does not calibrate"), "{fixed}");
+    }
 }
 
 #[test]

@@ -178,3 +178,26 @@ fn fit_works_in_a_folder_of_its_own() {
     let names: Vec<_> = fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().contains(".mantissa-")), "{names:?}");
 }
+
+#[test]
+fn replacing_is_advised_only_where_it_is_allowed() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    let command = ["quantize", "demo", "--recipe", "rtn-int8-channel", "--out", text(&out), "--quiet"];
+    let replacing = [&command[..], &["--overwrite"]].concat();
+    let line = fail(2, &command);
+    assert!(line.contains("without mantissa-manifest.json") && !line.contains("--overwrite"), "{line}");
+    assert_eq!(line, fail(2, &replacing));
+    fs::remove_file(out.join("notes.txt")).unwrap();
+    // A finished output of another job may be replaced, until a file of somebody else is in it.
+    succeed(&["quantize", "demo", "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"]);
+    assert!(fail(2, &command).contains("--overwrite"));
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    let line = fail(2, &command);
+    assert!(line.contains("got \"notes.txt\"; fix: move that file away"), "{line}");
+    assert_eq!(line, fail(2, &replacing));
+    fs::remove_file(out.join("notes.txt")).unwrap();
+    succeed(&replacing);
+}

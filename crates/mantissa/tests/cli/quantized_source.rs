@@ -194,3 +194,33 @@ fn quantized_tables_of_a_folder_are_decoded_where_layers_are_rounded_again() {
     );
     succeed(&[&refused[..], &["--requantize", scheme]].concat());
 }
+
+#[test]
+fn the_size_of_a_source_is_that_of_its_stored_tensors() {
+    let temp = TempDir::new().unwrap();
+    for (name, recipe, format) in [
+        ("ct", "rtn-int4-g8", "compressed-tensors"),
+        ("gptq", "rtn-int4-g8", "gptq"),
+        ("q8.gguf", "rtn-q8_0", "gguf"),
+        ("f16.gguf", "rtn-f16", "gguf"),
+    ] {
+        let (source, out) = (temp.path().join(name), temp.path().join(format!("{name}-out")));
+        quantize(&tiny("llama2-gqa-tied"), recipe, &source, &["--format", format]);
+        let stored = &json(&["inspect", text(&source), "--json"])["bytes"];
+        let again =
+            ["quantize", text(&source), "--recipe", "rtn-f32", "--format", "native", "--out", text(&out)];
+        let plan = json(&[&again[..], &["--dry-run", "--json", "--quiet"]].concat());
+        assert_eq!(&plan["source_bytes"], stored, "{name}");
+        let said = succeed(&[&again[..], &["--dry-run"]].concat());
+        assert!(said.contains("% larger than the source"), "{name}: {said}");
+        let done = json(&[&again[..], &["--json", "--quiet"]].concat());
+        assert_eq!(&done["source_bytes"], stored, "{name}");
+        assert!(done["bytes"].as_u64() > stored.as_u64(), "{name}");
+        let said = succeed(&again);
+        let size = said.lines().find(|line| line.starts_with("size ")).unwrap();
+        assert!(size.contains("% larger than the source"), "{name}: {size}");
+    }
+    let smaller = ["quantize", text(&tiny("llama2-gqa-tied")), "--recipe", "rtn-int4-g8", "--dry-run"]
+        .map(str::to_owned);
+    assert!(!succeed(&smaller).contains("larger"));
+}

@@ -105,6 +105,11 @@ fn commands_of_a_gguf_file_load_a_file() {
     let out = quantized(at, "llama2-gqa-tied", &[&recipe[..], &["--out", "m.gguf"]].concat());
     assert!(next(&out, "pip install 'vllm[extra-quant]' && vllm serve ").ends_with("m.gguf"), "{out}");
     assert!(next(&out, "python -i -c ").ends_with(", gguf_file=\"m.gguf\")'"), "{out}");
+    // Files are compared with files.
+    let before = fs::metadata(at.join("source model/model.safetensors")).unwrap().len();
+    let after = fs::metadata(at.join("m.gguf")).unwrap().len();
+    let size = format!("size        {} → {}, ", mantissa_jobs::bytes(before), mantissa_jobs::bytes(after));
+    assert!(succeed_in(at, &["report", "m.gguf"]).contains(&size), "{size}");
     // Every layer falls back: the terminal and the top of the page say so.
     let said = succeed_in(at, &["report", "m.gguf"]);
     assert!(said.contains("fallbacks   14 of 14 layers: "), "{said}");

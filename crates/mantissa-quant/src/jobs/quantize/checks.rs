@@ -1,8 +1,11 @@
 //! Checks that method, format, transform and calibration text fit one another.
 
-use mantissa_methods::MethodError;
+use std::sync::Arc;
+
 use mantissa_methods::method::{CalibrationGap, Feature, Fisher, Work};
+use mantissa_methods::registry;
 use mantissa_methods::transform::Change;
+use mantissa_methods::{Method, MethodError};
 use mantissa_model::{InputQuantizer, ModelConfig, Products, StoredAs};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
@@ -15,12 +18,15 @@ use crate::e2e;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
-use crate::plan::{Options, PlannedLinear, model_not_storable, stores_input_scales};
-use crate::plan::{is_judged, stores_cache_scales, uses_importance};
-use crate::recipe::Recipe;
+use crate::plan::alternative;
+use crate::plan::{Options, PlannedLinear, is_judged, model_not_storable, uses_importance};
+use crate::recipe::{BUILT_IN, Recipe};
 use crate::rotate;
 use crate::rounding::{method_error, train_error};
 use crate::spin;
+
+/// Method that tools for serving calibrate by where a scheme alone is named, such as llm-compressor's W4A16.
+const CALIBRATING: &str = "gptq";
 
 /// Parts of a plan to check.
 pub(super) struct Request<'a> {
@@ -36,7 +42,7 @@ impl Request<'_> {
     /// Checks that the method supports the request and has what it needs. Returns notes for the user.
     pub(super) fn notes(&self) -> Result<Vec<String>> {
         let Request { recipe, container, linears, options, .. } = *self;
-        if recipe.options.observer() != Observer::Max && !stores_input_scales(recipe, container) {
+        if recipe.options.observer() != Observer::Max && !recipe.stores_input_scales(container) {
             let what = "observer: no input scale is stored; fix: use a static activation scheme or nvfp4";
             return Err(model_not_storable(container, what));
         }
@@ -84,18 +90,40 @@ impl Request<'_> {
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
         }
-        if recipe.needs_calibration() || stores_input_scales(recipe, container) {
+        if recipe.needs_calibration_in(container) {
             return self.windows().map(|_| notes);
         }
         if is_judged(recipe, container) && options.calibration.is_some() {
             return self.windows().map(|_| notes);
         }
-        let set = options
-            .calibration
-            .as_ref()
-            .filter(|_| !stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref()));
-        notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
+        let set = options.calibration.as_ref();
+        notes.extend(set.map(|set| {
+            let fix = self.calibrated().map_or_else(String::new, |fix| format!("; fix: {fix}"));
+            format!("{}: {} does not calibrate{fix}", set.name, recipe.method_name())
+        }));
         Ok(notes)
+    }
+
+    /// Returns the option for the same schemes by [`CALIBRATING`]; `None` if it does not take
+    /// them, or the recipe is none that it could have.
+    fn calibrated(&self) -> Option<String> {
+        let recipe = self.recipe;
+        let listed = recipe.file_type.is_some() || BUILT_IN.iter().any(|(name, _)| *name == recipe.name);
+        if listed || !recipe.rounds_to_nearest() {
+            return None;
+        }
+        let method: Arc<dyn Method> = (registry::find(CALIBRATING)?.new)(&recipe.weights).into();
+        let calibrated = Recipe { method, ..recipe.clone() };
+        Request { recipe: &calibrated, ..*self }.check_method().ok()?;
+        Some(match Recipe::is_file(&recipe.name) {
+            true => format!("method = \"{}\" in {}", CALIBRATING, recipe.name),
+            false => {
+                format!(
+                    "--recipe {}",
+                    alternative::full_name(recipe, CALIBRATING, &recipe.weights.to_string())
+                )
+            }
+        })
     }
 
     /// Checks that stochastic rounding is supported if requested. Methods that search codes, code books and searched
@@ -215,7 +243,7 @@ impl Request<'_> {
         if container.facts().square_scales {
             return refused("e2e: its scales are shared by rows and columns; fix: use another --format");
         }
-        if stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref()) {
+        if recipe.stores_cache_scales() {
             return refused(
                 "e2e: calibrated scales of keys and values would not fit the trained model; fix: use a dynamic KV scheme",
             );

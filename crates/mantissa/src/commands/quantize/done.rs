@@ -73,7 +73,7 @@ impl<'a> Done<'a> {
             stands_for: resolved.stands_for.as_deref(),
             chosen: resolved.chosen.as_ref(),
             sha256: sha256(plan, outcome),
-            source_bytes: source.checkpoint().total_bytes(),
+            source_bytes: source.checkpoint().stored_bytes(),
             resumed: outcome.resumed,
             seconds,
             sync_seconds,
@@ -131,10 +131,12 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     if let Some(line) = kept_line(r) {
         labelled(out, "kept", &line)?;
     }
-    labelled(out, "size", &format!("{} from {}", bytes(r.bytes), bytes(done.source_bytes)))?;
+    let grown = larger(r.bytes, done.source_bytes);
+    labelled(out, "size", &format!("{} from {}{grown}", bytes(r.bytes), bytes(done.source_bytes)))?;
     let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);
-    let all = format!("{:.3} with embeddings and head", r.bits_per_weight);
-    labelled(out, "bits", &format!("{linear} in these layers, {all}"))?;
+    let rest = if r.kept.is_empty() { "embeddings and head" } else { "kept layers, embeddings and head" };
+    let all = format!("{:.3} with {rest}", r.bits_per_weight);
+    labelled(out, "bits", &format!("{linear} in the quantized layers, {all}"))?;
     if let Some(line) = fallback_line(r) {
         labelled(out, "fallbacks", &line)?;
     }
@@ -157,6 +159,12 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     }
     layer_table(out, r, layers)?;
     done.next_steps.human(out)
+}
+
+/// Says by how much an output is larger than its source, as one that is quantized itself may be; empty if it is not.
+pub(super) fn larger(output: u64, source: u64) -> String {
+    let percent = 100.0 * (output as f64 / source.max(1) as f64 - 1.0);
+    if percent < 0.5 { String::new() } else { format!(": {percent:.0} % larger than the source") }
 }
 
 /// Prints times, and what an unfinished run contributed.

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::super::outcome::linear_bits;
 use super::super::tables;
+use super::done::larger;
 use crate::output::bytes;
 
 /// Sizes and memory of a plan.
@@ -96,7 +97,7 @@ impl<'a> DryRun<'a> {
             kept: plan.linears.len() - layers,
             linear_bits_per_weight: plan.linear_bits_per_weight(),
             linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
-            source_bytes: source.checkpoint().total_bytes(),
+            source_bytes: source.checkpoint().stored_bytes(),
             output_bytes: plan.output_bytes(),
             predicted_peak_memory: peak.bytes(),
             predicted_seconds,
@@ -153,7 +154,9 @@ impl<'a> DryRun<'a> {
             writeln!(out, "kept {modules} ({n}, {} parameters): {why}", count(*parameters))?;
         }
         tables::human(out, &self.tables)?;
-        writeln!(out, "{} of tensors, source {}", bytes(self.output_bytes), bytes(self.source_bytes))?;
+        let (output, source) = (bytes(self.output_bytes), bytes(self.source_bytes));
+        let grown = larger(self.output_bytes, self.source_bytes);
+        writeln!(out, "{output} of tensors, source {source}{grown}")?;
         let (peak, stage) = (bytes(self.predicted_peak_memory), &self.peak_stage);
         writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
         writeln!(out, "{} (predicted)", predict::duration(self.predicted_seconds))?;

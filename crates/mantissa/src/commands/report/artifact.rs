@@ -183,18 +183,20 @@ fn measured_kl(figures: &Figures) -> String {
     }
 }
 
-/// Returns the bytes of the source's weight files.
-fn source_bytes(quality: &Quality) -> u64 {
-    let weights = quality.hashes.source.iter().filter(|(name, _)| !name.ends_with(".json"));
-    weights.map(|(_, digest)| digest.len).sum()
+/// Returns the bytes of the weight files of source and output: files are compared with files, since the size of the source's
+/// tensors is not recorded. `None` if a report of another version lacks them.
+fn file_bytes(quality: &Quality) -> Option<(u64, u64)> {
+    let of = |files: &Digests| {
+        let weights = files.iter().filter(|(name, _)| !name.ends_with(".json"));
+        weights.map(|(_, digest)| digest.len).sum()
+    };
+    let (before, after) = (of(&quality.hashes.source), of(&quality.hashes.weights));
+    (before > 0 && after > 0).then_some((before, after))
 }
 
-/// Returns the size before and after in words.
+/// Returns the size of the weight files before and after in words.
 fn size(quality: &Quality) -> String {
-    let (before, after) = (source_bytes(quality), quality.bytes);
-    if before == 0 {
-        return bytes(after);
-    }
+    let Some((before, after)) = file_bytes(quality) else { return bytes(quality.bytes) };
     let change = 100.0 * (1.0 - after as f64 / before as f64);
     let word = if change >= 0.0 { "smaller" } else { "larger" };
     format!("{} → {}, {:.0} % {word}", bytes(before), bytes(after), change.abs())
@@ -204,7 +206,10 @@ fn size_tiles(quality: &Quality) -> Vec<(&'static str, String, String)> {
     let linear = quality.linear_stored_bits_per_weight.unwrap_or(quality.linear_bits_per_weight);
     let all = format!("{} with embeddings and head", number(Some(quality.bits_per_weight), 4));
     vec![
-        ("size", bytes(quality.bytes), format!("source {}", bytes(source_bytes(quality)))),
+        match file_bytes(quality) {
+            Some((before, after)) => ("size", bytes(after), format!("source {}", bytes(before))),
+            None => ("size", bytes(quality.bytes), String::new()),
+        },
         ("bits per weight", number(Some(linear), 4), all),
     ]
 }
