@@ -104,8 +104,8 @@ impl Request<'_> {
         Ok(notes)
     }
 
-    /// Returns the option for the same schemes by [`CALIBRATING`]; `None` if it does not take
-    /// them, or the recipe is none that it could have.
+    /// Returns the option for the same schemes by [`CALIBRATING`]; `None` if that does not take them, or for a recipe with a method
+    /// of its own.
     fn calibrated(&self) -> Option<String> {
         let recipe = self.recipe;
         let listed = recipe.file_type.is_some() || BUILT_IN.iter().any(|(name, _)| *name == recipe.name);
@@ -115,14 +115,10 @@ impl Request<'_> {
         let method: Arc<dyn Method> = (registry::find(CALIBRATING)?.new)(&recipe.weights).into();
         let calibrated = Recipe { method, ..recipe.clone() };
         Request { recipe: &calibrated, ..*self }.check_method().ok()?;
+        let named = alternative::full_name(recipe, CALIBRATING, &recipe.weights.to_string());
         Some(match Recipe::is_file(&recipe.name) {
-            true => format!("method = \"{}\" in {}", CALIBRATING, recipe.name),
-            false => {
-                format!(
-                    "--recipe {}",
-                    alternative::full_name(recipe, CALIBRATING, &recipe.weights.to_string())
-                )
-            }
+            true => format!("method = \"{CALIBRATING}\" in {}", recipe.name),
+            false => format!("--recipe {named}"),
         })
     }
 
