@@ -70,8 +70,15 @@ fn qlora_learns_and_writes_what_peft_and_run_read() {
         succeed(&[&["run", text(&out.join(model))][..], &prompt].concat());
     }
     // A finished run is not started again unless requested.
-    let line = fail(2, &arguments(&data, &out, &["--merge", "--requantize", "int4-g32"]));
-    assert!(line.contains("finished its 24 steps"), "{line}");
+    let again = json(&arguments(&data, &out, &["--merge", "--requantize", "int4-g32", "--json"]));
+    assert_eq!(again["already_complete"], true);
+    for figure in ["merged_kl", "quantized_kl", "loss", "adapter", "model", "quantized", "parameters", "next"]
+    {
+        assert!(!done[figure].is_null() && done[figure] == again[figure], "{figure}: {again}");
+    }
+    let line = fail(2, &arguments(&data, &out, &["--merge"]));
+    assert!(line.contains("finished its 24 steps with other settings (adapter.requantize"), "{line}");
+    assert!(line.contains("fix: --out FOLDER for another run"), "{line}");
     succeed(&arguments(&data, &out, &["--restart", "--steps", "1"]));
     assert!(out.join("adapter").exists() && !out.join("model").exists() && !out.join("quantized").exists());
 }

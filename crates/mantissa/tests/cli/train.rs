@@ -74,9 +74,33 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     let model = temp.path().join("run/model");
     assert_eq!(json(&["inspect", text(&model), "--json"])["convention"], "dense");
     succeed(&["run", text(&model), "-p", "Line 7 says", "-n", "8", "--quiet"]);
-    // A run is not started twice unless requested.
+    // A run is not started twice unless requested: it answers with what it did.
+    let written = fs::metadata(model.join("model.safetensors")).unwrap().modified().unwrap();
+    let again = json(&["train", text(&config), "--json", "--quiet"]);
+    assert_eq!((&done["already_complete"], &again["already_complete"]), (&false.into(), &true.into()));
+    for figure in [
+        "outcome",
+        "steps",
+        "tokens",
+        "skipped",
+        "loss",
+        "exported_step",
+        "data",
+        "learning",
+        "model",
+        "next",
+    ] {
+        assert_eq!(done[figure], again[figure], "{figure}");
+    }
+    assert!(succeed(&["train", text(&config)]).contains("time        already complete: all files"));
+    assert_eq!(fs::metadata(model.join("model.safetensors")).unwrap().modified().unwrap(), written);
+    // A result that was changed since is named, and --resume writes it again.
+    let config_json = fs::read_to_string(model.join("config.json")).unwrap();
+    fs::write(model.join("config.json"), config_json.replace('}', " }")).unwrap();
     let line = fail(2, &["train", text(&config), "--quiet"]);
-    assert!(line.contains("got one that finished its 40 steps; fix: --set out=FOLDER"), "{line}");
+    let found = "got one that finished its 40 steps with other files since: model: config.json: expected";
+    assert!(line.contains(found) && line.contains("fix: --set out=FOLDER"), "{line}");
+    fs::write(model.join("config.json"), config_json).unwrap();
     // Other settings are named with both values, also where they would be resumed.
     let longer = ["train", text(&config), "--quiet", "--set", "schedule.steps=50", "--set", "seed=4"];
     for how in [&[][..], &["--resume"]] {
@@ -96,6 +120,11 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     fs::write(temp.path().join("text.txt"), lines.replace("before", "after")).unwrap();
     let line = fail(2, &["train", text(&config), "--quiet"]);
     assert!(line.contains("the data and the tokenizer that the unfinished run began with"), "{line}");
+    // A finished one is not that of other data either.
+    fs::rename(temp.path().join("model"), folder.join("model")).unwrap();
+    let line = fail(2, &["train", text(&config), "--quiet"]);
+    assert!(line.contains("finished its 40 steps with other data or another tokenizer; fix"), "{line}");
+    fs::rename(folder.join("model"), temp.path().join("model")).unwrap();
     fs::write(temp.path().join("text.txt"), lines).unwrap();
     assert_eq!(json(&["train", text(&config), "--json", "--quiet"])["steps"], STEPS);
     let weights = |model: &Path| fs::read(model.join("model.safetensors")).unwrap();
