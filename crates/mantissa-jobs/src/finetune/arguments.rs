@@ -98,6 +98,13 @@ pub struct TuningArguments {
 }
 
 impl TuningArguments {
+    /// Returns the text that `--set` gives to `key`, if it does.
+    pub(crate) fn set_text(&self, key: &str) -> Option<&str> {
+        let changes = self.set.iter().rev().filter_map(|change| change.split_once('='));
+        let mut values = changes.filter(|(changed, _)| changed.trim() == key).map(|(_, value)| value.trim());
+        values.next().map(|value| value.trim_matches(['"', '\'']))
+    }
+
     /// Reads the held-out share or file.
     ///
     /// # Errors

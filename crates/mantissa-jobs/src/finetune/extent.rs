@@ -174,7 +174,7 @@ fn tokens(args: &TuningArguments, tokenizer: &Tokenizer, share: f64, host: &Host
     for file in &args.data {
         let by_line = is_records(file);
         let format = match by_line {
-            true => TextFormat::JsonLines { field: "text".to_owned() },
+            true => TextFormat::JsonLines { field: args.set_text("data.field").unwrap_or("text").to_owned() },
             false => TextFormat::Text { split: None },
         };
         documents_within(file, &format, host.memory_left(), |document| {

@@ -90,8 +90,7 @@ impl Tuned<'_> {
         }
         sections.extend(adapter(self.weights, tuning).map(|adapter| ("adapter", adapter)));
         // --set chooses it too, so that no key of another is written.
-        let chosen = tuning.set.iter().rev().find_map(|set| set.trim().strip_prefix("optimizer.kind="));
-        let kind = chosen.map_or(&*tuning.optimizer, |kind| kind.trim_matches('"'));
+        let kind = tuning.set_text("optimizer.kind").unwrap_or(&tuning.optimizer);
         let mut optimizer = vec![
             ("kind", text(kind)),
             ("lr", Value::Float(tuning.lr)),
