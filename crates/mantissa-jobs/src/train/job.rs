@@ -19,8 +19,8 @@ use super::start::StartMode;
 use super::train_loop::{TrainLoop, examinable};
 use crate::data_report::DataReport;
 use crate::embedded;
-use crate::error::{JobError, Result, resumes};
-use crate::escape::line;
+use crate::error::{BadInput, JobError, Result, resumes};
+use crate::escape::{line, quoted};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::machine::{Machine, peak_anonymous};
@@ -103,7 +103,9 @@ impl Train {
     pub fn resolve(arguments: &TrainArguments) -> Result<Self> {
         let TrainArguments { config, set, tensorboard, start } = arguments;
         let name = config.display().to_string();
-        let (settings, notes) = RunConfig::parse_with_notes(&name, &read_settings(config)?, set)?;
+        let text = read_settings(config)?;
+        refuse_data(config, &text)?;
+        let (settings, notes) = RunConfig::parse_with_notes(&name, &text, set)?;
         let base = config.parent().unwrap_or(Path::new("")).to_owned();
         let tensorboard = tensorboard.clone();
         let (file, base, start) = (Some(config.clone()), Some(base), *start);
@@ -392,6 +394,27 @@ pub fn trainable_words(trainable: u64, parameters: u64) -> String {
     let share = 100.0 * trainable as f64 / parameters.max(1) as f64;
     let digits = if share < 0.1 { 3 } else { usize::from(share < 10.0) + usize::from(share < 99.95) };
     format!("{} of {} parameters ({share:.digits$} %)", grouped(trainable), grouped(parameters))
+}
+
+/// Refuses a text to train on in the place of settings: a file that is not named as TOML and is none.
+///
+/// # Errors
+/// [`BadInput`] with the commands that make settings for it and train.
+fn refuse_data(file: &Path, text: &str) -> Result<()> {
+    let is_named = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"));
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-\" ".contains(c);
+    let is_header = |line: &str| {
+        let name = line.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        name.is_some_and(|name| name.chars().all(is_plain))
+    };
+    // What has tables are settings with a fault of their own.
+    if is_named || text.lines().any(is_header) || text.parse::<toml::Table>().is_ok() {
+        return Ok(());
+    }
+    let name = quoted(file);
+    let fix = format!("mantissa train --init small --data {name} > run.toml, then mantissa train run.toml");
+    let found = "no TOML: data to train on?";
+    Err(BadInput::new(file.display().to_string(), found, "settings of a run").with_fix(fix).into())
 }
 
 /// Settings of a serialized run: TOML with all defaults, checked when it is read.

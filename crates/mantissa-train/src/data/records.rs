@@ -89,7 +89,7 @@ const TABLES: [(&str, &str, &str); 7] = [
 ///
 /// # Errors
 /// [`DataError::Field`] with the forms that are read and the command that converts it.
-pub(super) fn refuse_table(path: &Path) -> Result<(), DataError> {
+pub fn refuse_table(path: &Path) -> Result<(), DataError> {
     let found = TABLES.into_iter().find(|(end, ..)| *end == extension(path));
     let Some((_, name, reader)) = found else { return Ok(()) };
     let file = named(path);

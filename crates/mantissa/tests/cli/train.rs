@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::stops::{start, stopped_at_any_time};
-use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
+use crate::support::{command, fail, json, mantissa, root, stderr, succeed, text};
 
 const STEPS: usize = 40;
 
@@ -131,6 +131,51 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     assert!(weights(&folder.join("model")) == weights(&temp.path().join("model")));
     let again = json(&["train", text(&config), "--resume", "--json", "--quiet"]);
     assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
+}
+
+/// What is typed in the place of settings is answered with what works.
+#[test]
+fn slips_before_a_run_are_told_their_commands() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let data = temp.path().join("my text.txt");
+    fs::write(&data, "Once upon a time.\nThe end.\n").unwrap();
+    let line = fail(2, &["train", text(&data)]);
+    let fix = format!("fix: mantissa train --init small --data '{}' > run.toml, then", text(&data));
+    assert!(line.contains("expected settings of a run") && line.contains(&fix), "{line}");
+    // Settings with a fault stay settings.
+    let broken = temp.path().join("broken.cfg");
+    fs::write(&broken, "[data]\nfiles = [\n").unwrap();
+    assert!(fail(2, &["train", text(&broken)]).contains("TOML: "));
+    for (change, part) in [
+        ("optimizer=muon", "expected optimizer.kind=muon"),
+        ("precision=nvfp4", "expected precision.policy=nvfp4"),
+        (
+            "optimizer.kind=paged_adamw_8bit",
+            "fix: --set optimizer.kind=adamw --set optimizer.moments=8bit --set optimizer.paged=true",
+        ),
+    ] {
+        let line = fail(2, &["train", text(&config), "--dry-run", "--set", change]);
+        assert!(line.contains(part), "{change}: {line}");
+    }
+    // The changes that a message names are accepted.
+    let changed =
+        ["--set", "optimizer.kind=adamw", "--set", "optimizer.moments=8bit", "--set", "optimizer.paged=true"];
+    succeed(&[&["train", text(&config), "--dry-run"][..], &changed].concat());
+    // Data for new settings are looked at.
+    let init = ["train", "--init", "small", "--data"];
+    let line = fail(2, &[&init[..], &["d.csv"]].concat());
+    assert!(line.contains("d.csv: format") && line.contains("read_csv('d.csv')"), "{line}");
+    let output = command().args(init).arg("none.txt").output().unwrap();
+    assert!(
+        output.status.success() && stderr(&output).contains("none.txt: no such file here"),
+        "{}",
+        stderr(&output)
+    );
+    let output = command().args(init).args(["none.txt", "--strict"]).output().unwrap();
+    assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}", stderr(&output));
+    let output = command().args(init).arg(&data).output().unwrap();
+    assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
 }
 
 /// The history of a model lists the commands that made it, in order.
