@@ -187,7 +187,7 @@ fn tuning(dir: &Path) -> TuningArguments {
         lr: 1e-3,
         epochs: 1.0,
         steps: Some(2),
-        batch: 2,
+        batch: Some(2),
         length: Some(16),
         validation: Some("0".to_owned()),
         patience: 0,
