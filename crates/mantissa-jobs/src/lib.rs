@@ -102,7 +102,7 @@ pub use error::{
 };
 pub use evaluate::{Evaluate, EvaluateReport, TaskEvaluation, TaskResult, TextEvaluation};
 pub use fit::{
-    BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served,
+    BudgetText, CandidateScheme, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served,
 };
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use imatrix::{Imatrix, ImatrixReport};
