@@ -68,9 +68,11 @@ fn runs_are_compared_on_one_page() {
         let part = part.trim_start_matches("8 ");
         assert!(said.contains(part), "{part}: {said}");
     }
+    let words = |said: &str| said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&said).contains("one seed each, so noise is not measured"), "{said}");
     let html = fs::read_to_string(&page).unwrap();
     for part in [
-        
+        "one seed each, so noise is not measured",
         "Loss, smoothed, by tokens",
         "Validation loss",
         "Settings that differ",
@@ -97,6 +99,9 @@ fn runs_are_compared_on_one_page() {
         succeed(&[&["report"][..], all].concat());
         succeed(&[&["report"][..], all, &["--out", text(&page)]].concat());
     }
+    let said = succeed(&["report", text(&runs[0]), text(&third)]);
+    assert!(words(&said).contains("by the seed alone, losses differ by up to 0."), "{said}");
+    succeed(&["report", text(&third), text(&runs[0])]);
     let place = temp.path().join("comparison.report.html");
     let html = fs::read_to_string(&place).unwrap();
     assert!(html.contains("Training runs c, a"), "{html}");
