@@ -42,11 +42,13 @@ impl Read {
 pub fn run(plan: &Plan, source: &ModelFiles, out: &Output, start: Start, host: &Host) -> Result<Outcome> {
     let read = Read::of(plan.work_bytes(), 1, source);
     let mut progress = host.progress(read.total(), Unit::Bytes);
+    progress.followed_by(next(plan, true));
     let (mut evaluating, mut answering) = (false, false);
     let step = &mut |at: mantissa_quant::Progress<'_>| {
         if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
             progress.finish();
             progress = host.progress(plan.evaluation().map_or(0, Evaluation::work), Unit::Items("tokens"));
+            progress.followed_by(next(plan, false));
         }
         if at.items.is_some() && !std::mem::replace(&mut answering, true) {
             progress.finish();
@@ -61,6 +63,16 @@ pub fn run(plan: &Plan, source: &ModelFiles, out: &Output, start: Start, host: &
     let outcome = outcome?;
     tell(&outcome, host);
     Ok(outcome)
+}
+
+/// Names the measurements that follow the writing of the output, or its evaluation on a text; empty if none does.
+fn next(plan: &Plan, writing: bool) -> &'static str {
+    match (writing && plan.evaluation().is_some(), plan.tasks().is_some()) {
+        (true, true) => "the evaluation and the tasks",
+        (true, false) => "the evaluation",
+        (false, true) => "the tasks",
+        (false, false) => "",
+    }
 }
 
 /// Runs the plans of one source like [`run`]; no output is put in place unless all are complete.

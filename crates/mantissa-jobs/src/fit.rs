@@ -7,12 +7,12 @@ mod family;
 mod front;
 mod layers;
 mod prepared;
+mod scheme;
 mod search;
 mod windows;
 
 use std::path::PathBuf;
 
-use mantissa_num::Scheme;
 use mantissa_quant::Outcome;
 use mantissa_store::Kind;
 use mantissa_store::convention::Container;
@@ -32,6 +32,7 @@ pub use arguments::FitArguments;
 pub use budget::{BudgetText, Served};
 pub use family::{Candidate as FitCandidate, Row as FitUnit};
 pub use front::Point as FitPoint;
+pub use scheme::CandidateScheme;
 
 /// Name of the recipe found.
 pub(crate) const RECIPE: &str = "fit.toml";
@@ -56,7 +57,7 @@ pub struct Fit {
     /// Methods, as in recipe names.
     pub methods: Vec<String>,
     /// Candidate schemes; empty for the default of each method.
-    pub schemes: Vec<AsText<Scheme>>,
+    pub schemes: Vec<AsText<CandidateScheme>>,
     /// Quantization of embedding and head.
     pub tables: Tables,
     /// Calibration samples.

@@ -101,7 +101,9 @@ pub use error::{
     resumes,
 };
 pub use evaluate::{Evaluate, EvaluateReport, TaskEvaluation, TaskResult, TextEvaluation};
-pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served};
+pub use fit::{
+    BudgetText, CandidateScheme, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served,
+};
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use imatrix::{Imatrix, ImatrixReport};
 pub use job::{Job, JobOutput};
@@ -120,5 +122,5 @@ pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, Recorde
 pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
 pub use run_fault::RunFault;
 pub use serve::{PreparedServe, Serve, ServeReport, ServeServices, ServedModel, Shadow};
-pub use text::{bytes, count, parse_bytes, parse_count, short};
+pub use text::{bytes, count, counted, number, parse_bytes, parse_count, short};
 pub use verify::{Verify, require_verified};

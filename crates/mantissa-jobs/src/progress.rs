@@ -84,6 +84,11 @@ pub trait Gauge: Send + Sync {
     /// Sets the figures of the current step.
     fn status(&self, text: &str);
 
+    /// Names what follows this stretch of work, which its remaining time does not count.
+    fn followed_by(&self, next: &str) {
+        let _ = next;
+    }
+
     /// Marks `n` units as done before; they do not count for the rate.
     fn begin_at(&self, n: u64);
 
@@ -117,6 +122,11 @@ impl Meter {
     /// Sets the figures of the current step.
     pub fn status(&self, text: impl AsRef<str>) {
         self.0.status(text.as_ref());
+    }
+
+    /// Names what follows this stretch of work, which its remaining time does not count.
+    pub fn followed_by(&self, next: impl AsRef<str>) {
+        self.0.followed_by(next.as_ref());
     }
 
     /// Marks `n` units as done before; they do not count for the rate.

@@ -27,7 +27,7 @@ pub enum RunFault {
     },
     /// A run exists already that is finished or has other settings: it cannot be resumed.
     #[error(
-        "{}: expected no run, or an unfinished one of the same settings, got {found}; fix: --set out=FOLDER for another run, or --restart to replace this one",
+        "{}: expected no run, or an unfinished one of the same settings, got {found}; fix: {out} for another run, or --restart to replace this one",
         .run.display()
     )]
     Other {
@@ -35,6 +35,8 @@ pub enum RunFault {
         run: PathBuf,
         /// State of the run, and the keys that differ.
         found: String,
+        /// Option of the command that names another folder.
+        out: &'static str,
     },
     /// An unfinished run began with other data, and neither option tells whether to keep them.
     #[error(

@@ -135,6 +135,15 @@ pub struct RunFile {
     /// The data in numbers; absent from runs of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataReport>,
+    /// Identity of the initial model and the teacher; absent from runs of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models: Option<String>,
+    /// Mean KL of the merged model from the adapter form, nats/token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged_kl: Option<f64>,
+    /// Mean KL of the quantized model from the trained form, nats/token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantized_kl: Option<f64>,
     /// Step at which a signal stopped the run, which can be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped_at: Option<u64>,
@@ -151,6 +160,11 @@ impl RunFile {
         let text = serde_json::to_string_pretty(self)? + "\n";
         Ok(write_file_atomic(&Output::owned(run.join(RUN)), text.as_bytes())?)
     }
+}
+
+/// Says how a run ended that learned so: [`DONE`], or `done, but` with what did not learn.
+pub(crate) fn outcome_of(learning: &Learning) -> String {
+    learning.summary().map_or_else(|| DONE.to_owned(), |summary| format!("{DONE}, but {summary}"))
 }
 
 /// State of a run, by its lock and its description.

@@ -10,6 +10,20 @@ pub fn count(n: u64) -> String {
     scaled(n as f64, &["", "K", "M", "B", "T", "P"])
 }
 
+/// Says how many things of a kind there are, in full: `1 step`, `2 steps`.
+pub fn counted(n: u64, name: &str) -> String {
+    format!("{n} {}", number(n, name))
+}
+
+/// Returns the name of a kind of thing in the number that `n` of them have: `entry`, `entries`.
+pub fn number(n: u64, name: &str) -> String {
+    match name.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u'])) {
+        _ if n == 1 => name.to_owned(),
+        Some(stem) => format!("{stem}ies"),
+        None => format!("{name}s"),
+    }
+}
+
 fn scaled(mut value: f64, units: &[&str]) -> String {
     let mut unit = 0;
     // A value that would print as 1000 uses the next unit.

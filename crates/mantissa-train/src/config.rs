@@ -5,6 +5,7 @@
 mod adapter;
 mod differences;
 mod faults;
+mod foreign;
 mod keys;
 mod optimizer;
 mod switch;
@@ -57,11 +58,11 @@ impl RunConfig {
         let (before, mut paths) = (table.clone(), Vec::new());
         for change in changes {
             paths.extend(change.split_once('=').map(|(path, _)| path.replace(' ', "")));
-            set(&mut table, change).map_err(|found| TrainError::Config {
+            set(&mut table, change).map_err(|(found, allowed)| TrainError::Config {
                 file: file.to_owned(),
                 key: change.clone(),
                 found,
-                allowed: "section.key=value".to_owned(),
+                allowed,
             })?;
         }
         let switched = switch::adapt(&before, &mut table, &paths);
@@ -233,17 +234,25 @@ impl RunConfig {
 }
 
 /// Applies `a.b=value` to the table.
-fn set(table: &mut toml::Table, change: &str) -> Result<(), String> {
-    let (path, value) = change.split_once('=').ok_or("no = sign")?;
+///
+/// # Errors
+/// What was found, and what is accepted.
+fn set(table: &mut toml::Table, change: &str) -> Result<(), (String, String)> {
+    let fault = |found: String| (found, "section.key=value".to_owned());
+    let (path, value) = change.split_once('=').ok_or_else(|| fault("no = sign".to_owned()))?;
     // A value that is not valid TOML is taken as a string.
     let parsed = format!("x = {value}").parse::<toml::Table>().ok().and_then(|mut t| t.remove("x"));
     let value = parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    if let (Some(key), false) = (foreign::key_of_table(path.trim()), value.is_table()) {
+        let given = value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned());
+        return Err(("one value for the whole table".to_owned(), format!("{key}={given}")));
+    }
     let mut keys: Vec<&str> = path.split('.').map(str::trim).collect();
-    let last = keys.pop().filter(|key| !key.is_empty()).ok_or("no key")?;
+    let last = keys.pop().filter(|key| !key.is_empty()).ok_or_else(|| fault("no key".to_owned()))?;
     let mut at = table;
     for key in keys {
         let inner = at.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-        at = inner.as_table_mut().ok_or_else(|| format!("{key}, which is not a table"))?;
+        at = inner.as_table_mut().ok_or_else(|| fault(format!("{key}, which is not a table")))?;
     }
     at.insert(last.to_owned(), value);
     Ok(())
@@ -432,6 +441,12 @@ mod tests {
             ("data.files=[]", "data.files"),
             ("seed", "no = sign"),
             ("out.x=1", "out, which is not a table"),
+            ("optimizer=muon", "optimizer=muon: expected optimizer.kind=muon, got one value"),
+            ("precision=\"nvfp4\"", "expected precision.policy=nvfp4"),
+            ("schedule = constant", "expected schedule.kind=constant"),
+            ("adapter=lora", "expected adapter.kind=lora"),
+            ("optimizer.kind=adamw8bit", "; fix: --set optimizer.kind=adamw --set optimizer.moments=8bit"),
+            ("optimizer.kind=rmsprop", "expected adamw, sgd, adafactor, lion, muon, soap, got \"rmsprop\""),
             (
                 "schedule.steps=\"many\"",
                 "schedule.steps: expected a whole number of at least 0, got \"many\"",

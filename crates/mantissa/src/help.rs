@@ -5,6 +5,8 @@
 
 mod pages;
 
+pub use pages::{GlossaryEntry, glossary_entry, stem};
+
 use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, Command};

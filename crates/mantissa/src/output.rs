@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Result;
-pub use mantissa_jobs::{bytes, count, parse_bytes};
+pub use mantissa_jobs::{bytes, count, counted, number as number_of, parse_bytes};
 use mantissa_quant::Outcome;
 use mantissa_store::convention::Container;
 

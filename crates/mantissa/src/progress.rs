@@ -101,6 +101,10 @@ impl Gauge for Bar {
 struct Log(Mutex<Lines>);
 
 impl Gauge for Log {
+    fn followed_by(&self, next: &str) {
+        next.clone_into(&mut lock(&self.0).next);
+    }
+
     fn message(&self, text: &str) {
         lock(&self.0).message = short(text);
     }
@@ -200,6 +204,8 @@ struct Lines {
     before: u64,
     done: u64,
     message: String,
+    /// What follows this stretch of work; empty if nothing is known to.
+    next: String,
     start: Instant,
     last: Instant,
 }
@@ -207,7 +213,16 @@ struct Lines {
 impl Lines {
     fn new(total: u64, unit: Unit) -> Self {
         let now = Instant::now();
-        Lines { total, unit, before: 0, done: 0, message: String::new(), start: now, last: now }
+        Lines {
+            total,
+            unit,
+            before: 0,
+            done: 0,
+            message: String::new(),
+            next: String::new(),
+            start: now,
+            last: now,
+        }
     }
 
     fn set(&mut self, n: u64, now: Instant) {
@@ -222,7 +237,10 @@ impl Lines {
     fn rate(&self, rate: f64) -> String {
         let per_second = self.unit.per_second(rate);
         match self.total.saturating_sub(self.done) as f64 / rate {
-            left if self.total > 0 => format!(", {per_second}/s, {} left", duration(left)),
+            left if self.total > 0 => {
+                let next = if self.next.is_empty() { String::new() } else { format!(", then {}", self.next) };
+                format!(", {per_second}/s, {} left{next}", duration(left))
+            }
             _ => format!(", {per_second}/s"),
         }
     }
@@ -317,6 +335,10 @@ mod tests {
         lines.done = 12;
         let line = lines.line(lines.start + Duration::from_secs(6), Some(312_000_000));
         assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, 312 MB memory");
+        lines.next = "the evaluation".into();
+        let line = lines.line(lines.start + Duration::from_secs(6), None);
+        assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, then the evaluation");
+        lines.next.clear();
         (lines.before, lines.done) = (10, 12);
         assert!(lines.line(lines.start + Duration::from_secs(6), None).contains("0.33/s, 54 s left"));
         let mut open = Lines::new(0, Unit::Items("steps"));

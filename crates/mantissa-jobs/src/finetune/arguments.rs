@@ -71,8 +71,8 @@ pub struct TuningArguments {
     pub epochs: f64,
     /// Steps, instead of passes.
     pub steps: Option<u64>,
-    /// Windows per step.
-    pub batch: usize,
+    /// Windows of a batch; `None` for [`DEFAULT_BATCH`], or those of the data if they are fewer.
+    pub batch: Option<usize>,
     /// Tokens per window; `None` for at most 512.
     pub length: Option<usize>,
     /// Held-out share or file; `None` by the size of the data.
@@ -97,7 +97,22 @@ pub struct TuningArguments {
     pub start: StartMode,
 }
 
+/// Windows of a batch by default, if the data have as many.
+pub const DEFAULT_BATCH: usize = 8;
+
 impl TuningArguments {
+    /// Returns the windows of a batch that the options state.
+    pub(crate) fn given_batch(&self) -> Option<usize> {
+        self.set_text("data.batch").and_then(|text| text.parse().ok()).or(self.batch)
+    }
+
+    /// Returns the text that `--set` gives to `key`, if it does.
+    pub(crate) fn set_text(&self, key: &str) -> Option<&str> {
+        let changes = self.set.iter().rev().filter_map(|change| change.split_once('='));
+        let mut values = changes.filter(|(changed, _)| changed.trim() == key).map(|(_, value)| value.trim());
+        values.next().map(|value| value.trim_matches(['"', '\'']))
+    }
+
     /// Reads the held-out share or file.
     ///
     /// # Errors

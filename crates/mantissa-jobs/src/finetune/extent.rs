@@ -9,10 +9,11 @@ use mantissa_store::{Error, regular};
 use mantissa_train::data::chat::{ChatBatches, DefaultTemplate};
 use mantissa_train::data::{Cursor, HoldOut, TextFormat, documents_within, first_record, is_records};
 
-use super::arguments::{HeldOutData, TuningArguments};
+use super::arguments::{DEFAULT_BATCH, HeldOutData, TuningArguments};
 use crate::error::{BadInput, Result};
 use crate::host::Host;
 use crate::model::{context_length, load_tokenizer, open_quietly};
+use crate::text::counted;
 use crate::train::conversations;
 
 /// Bytes read of a file to see the kind of its first line.
@@ -27,6 +28,8 @@ pub(crate) struct Extent {
     pub(crate) is_chat: bool,
     /// Tokens of a window.
     pub(crate) length: usize,
+    /// Windows of a batch.
+    pub(crate) batch: usize,
     /// Number of steps.
     pub(crate) steps: u64,
     /// Held-out data; `None` if nothing is.
@@ -46,16 +49,22 @@ impl Extent {
         let set = is_set("validation.share") || is_set("validation.files");
         let given = args.held_out()?.or(set.then_some(HeldOutData::Share(0.0)));
         let is_chat = is_chat(args)?;
-        if let (Some(length), Some(steps), Some(_)) = (args.length, args.steps, &given) {
-            return Ok(Extent { is_chat, length, steps, validation: given });
+        let stated = (args.length, args.given_batch(), args.steps, &given);
+        if let (Some(length), Some(batch), Some(steps), Some(_)) = stated {
+            return Ok(Extent { is_chat, length, batch, steps, validation: given });
         }
         let files = open_quietly(model)?;
-        if is_chat {
-            Self::of_chat(args, &files, given, seed, host)
+        let (length, windows, validation) = if is_chat {
+            Self::of_chat(args, &files, given, seed, host)?
         } else {
-            Self::of_text(args, &files, given, host)
-        }
+            Self::of_text(args, &files, given, host)?
+        };
+        let batch = batch(args, windows, host);
+        let steps = args.steps.unwrap_or_else(|| passes(args, windows, batch));
+        Ok(Extent { is_chat, length, batch, steps, validation })
     }
+
+    /// Returns the tokens of a window, the number of windows, and what is held out, of conversations.
 
     fn of_chat(
         args: &TuningArguments,
@@ -63,7 +72,7 @@ impl Extent {
         given: Option<HeldOutData>,
         seed: u64,
         host: &Host,
-    ) -> Result<Self> {
+    ) -> Result<(usize, u64, Option<HeldOutData>)> {
         let length = args.length.unwrap_or(context_length(files)?.min(512));
         let tokenizer = load_tokenizer(files, host)?;
         let template = DefaultTemplate::dialogue(&tokenizer)?;
@@ -77,16 +86,16 @@ impl Extent {
             true => 1,
             false => ChatBatches::new(trained, usize::MAX, length, seed, Cursor::default())?.windows(),
         };
-        let steps = args.steps.unwrap_or_else(|| passes(args, windows));
-        Ok(Extent { is_chat: true, length, steps, validation })
+        Ok((length, windows, validation))
     }
 
+    /// Returns the tokens of a window, the number of windows, and what is held out, of a text.
     fn of_text(
         args: &TuningArguments,
         files: &ModelFiles,
         given: Option<HeldOutData>,
         host: &Host,
-    ) -> Result<Self> {
+    ) -> Result<(usize, u64, Option<HeldOutData>)> {
         let (share, least) = DEFAULT;
         let tried = share_of(given.as_ref().or(Some(&HeldOutData::Share(share))));
         let Tokens { all, held } = tokens(args, &load_tokenizer(files, host)?, tried, host)?;
@@ -97,8 +106,7 @@ impl Extent {
         let validation = given.or(is_enough.then_some(HeldOutData::Share(share)));
         let trained = if share_of(validation.as_ref()) > 0.0 { all - held } else { all };
         let windows = trained.saturating_sub(1) / length.max(1) as u64;
-        let steps = args.steps.unwrap_or_else(|| passes(args, windows));
-        Ok(Extent { is_chat: false, length, steps, validation })
+        Ok((length, windows, validation))
     }
 }
 
@@ -110,9 +118,26 @@ fn share_of(validation: Option<&HeldOutData>) -> f64 {
     }
 }
 
-/// Returns the number of steps of [`TuningArguments::epochs`] over `windows` windows.
-fn passes(args: &TuningArguments, windows: u64) -> u64 {
-    let steps = (windows as f64 * args.epochs / args.batch.max(1) as f64).ceil();
+/// Returns the windows of a batch: no more than there are by default, because a batch takes further ones from the next pass over
+/// the data. Where the options state more, it says so.
+fn batch(args: &TuningArguments, windows: u64, host: &Host) -> usize {
+    let all = usize::try_from(windows).unwrap_or(usize::MAX).max(1);
+    let Some(batch) = args.given_batch() else { return DEFAULT_BATCH.min(all) };
+    if batch > all {
+        let held = counted(all as u64, "window");
+        host.note(&format!(
+            "a batch of {batch} windows passes over the data's {held} {:.1} times in every step (--batch {all}: once)",
+            batch as f64 / all as f64
+        ));
+    }
+    batch
+}
+
+/// Returns the number of steps of [`TuningArguments::epochs`] over `windows` windows, with `batch` windows in each batch.
+fn passes(args: &TuningArguments, windows: u64, batch: usize) -> u64 {
+    let accumulated = args.set_text("data.accumulate").and_then(|text| text.parse::<u64>().ok());
+    let of_step = (batch.max(1) as u64).saturating_mul(accumulated.unwrap_or(1).max(1));
+    let steps = (windows as f64 * args.epochs / of_step as f64).ceil();
     (steps as u64).max(1)
 }
 
@@ -174,7 +199,7 @@ fn tokens(args: &TuningArguments, tokenizer: &Tokenizer, share: f64, host: &Host
     for file in &args.data {
         let by_line = is_records(file);
         let format = match by_line {
-            true => TextFormat::JsonLines { field: "text".to_owned() },
+            true => TextFormat::JsonLines { field: args.set_text("data.field").unwrap_or("text").to_owned() },
             false => TextFormat::Text { split: None },
         };
         documents_within(file, &format, host.memory_left(), |document| {

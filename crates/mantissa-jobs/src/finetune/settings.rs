@@ -73,7 +73,7 @@ impl Tuned<'_> {
         let extent = Extent::new(self.model, tuning, seed, host)?;
         let (length, steps) = (extent.length, extent.steps);
         let data = tuning.data.iter().map(|file| self.absolute(file)).collect::<Result<Vec<_>>>()?;
-        let (batch, window) = (number(tuning.batch as u64), number(length as u64));
+        let (batch, window) = (number(extent.batch as u64), number(length as u64));
         let mut entries = vec![("files", Value::Array(data)), ("length", window), ("batch", batch)];
         entries.extend(extent.is_chat.then_some(("chat", Value::Boolean(true))));
         let precision = [("policy", text(&tuning.policy))].into_iter().chain(self.precision.clone());
@@ -90,8 +90,7 @@ impl Tuned<'_> {
         }
         sections.extend(adapter(self.weights, tuning).map(|adapter| ("adapter", adapter)));
         // --set chooses it too, so that no key of another is written.
-        let chosen = tuning.set.iter().rev().find_map(|set| set.trim().strip_prefix("optimizer.kind="));
-        let kind = chosen.map_or(&*tuning.optimizer, |kind| kind.trim_matches('"'));
+        let kind = tuning.set_text("optimizer.kind").unwrap_or(&tuning.optimizer);
         let mut optimizer = vec![
             ("kind", text(kind)),
             ("lr", Value::Float(tuning.lr)),

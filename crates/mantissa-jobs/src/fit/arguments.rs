@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use mantissa_num::Scheme;
 use mantissa_plan::contract::EngineTarget;
 use mantissa_quant::{Recipe, RecipeError};
 use mantissa_store::convention::{Container, native};
 
-use super::{BudgetText, Fit};
+use super::{BudgetText, CandidateScheme, Fit};
 use crate::calibration::Calibration;
 use crate::destination::Destination;
 use crate::error::Result;
@@ -28,7 +27,7 @@ pub struct FitArguments {
     /// Methods, as in recipe names.
     pub methods: Vec<String>,
     /// Candidate schemes; empty for the default of each method.
-    pub schemes: Vec<Scheme>,
+    pub schemes: Vec<CandidateScheme>,
     /// Checkpoint format; `None` is the first that holds the schemes.
     pub format: Option<Container>,
     /// Quantization of embedding and head.
@@ -86,7 +85,8 @@ impl FitArguments {
 
     /// Returns the first recipe of a method and a scheme: another method may take the schemes that the first does not.
     fn first_candidate(&self) -> Result<Recipe, RecipeError> {
-        let names = self.methods.iter().flat_map(|m| self.schemes.iter().map(move |s| format!("{m}-{s}")));
+        let names =
+            self.methods.iter().flat_map(|m| self.schemes.iter().map(move |s| format!("{m}-{}", s.scheme)));
         let mut recipes = names.map(|name| Recipe::load(&name));
         let first = recipes.next().unwrap_or_else(|| Recipe::load(""));
         first.or_else(|error| recipes.find_map(Result::ok).ok_or(error))

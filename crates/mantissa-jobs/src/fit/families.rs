@@ -1,13 +1,15 @@
 //! Candidate recipes of a fit, in families whose methods one output can mix.
 
-use mantissa_num::Scheme;
+use mantissa_num::{ParseError, Scheme};
 use mantissa_quant::allocate::Allocation;
 use mantissa_quant::{Plan, QuantError, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 
 use super::family::{Family, Uniform};
+use super::scheme::{CandidateScheme, GROUPS};
 use super::{Fit, PLAIN_CACHE, RECIPE};
 use crate::error::{BadInput, Class, JobError, Result};
+use crate::names::AsText;
 
 /// Plans a recipe of the command's options.
 pub(super) type Planned<'a> = dyn Fn(Recipe) -> Result<Plan> + 'a;
@@ -172,22 +174,47 @@ const TRELLIS: [&str; 3] = ["trellis2", "trellis3", "trellis4"];
 /// Returns the requested schemes, or integers with a group size that divides every row.
 fn schemes(job: &Fit, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>> {
     if !job.schemes.is_empty() {
-        return Ok(job.schemes.iter().map(|scheme| scheme.0.clone()).collect());
+        let group = default_group(source)?;
+        let whole =
+            |scheme: &AsText<CandidateScheme>| scheme.with_group(group).map_err(|error| misnamed(&error));
+        return job.schemes.iter().map(whole).collect();
     }
     let probe = |scheme: &str| Recipe::load(&format!("{method}-{scheme}")).is_ok();
     if !probe("int4-g128") && probe(TRELLIS[0]) {
         return TRELLIS.iter().map(|scheme| parsed(scheme)).collect();
     }
-    let config = mantissa_model::load_config(source)?;
-    let group = if config.decoder_linears().all(|info| info.cols.is_multiple_of(128)) { 128 } else { 32 };
+    let group = default_group(source)?;
     [3, 4, 6, 8].into_iter().map(|bits| parsed(&format!("int{bits}-g{group}"))).collect()
+}
+
+/// Returns the group of schemes that name none: one that divides every row.
+fn default_group(source: &ModelFiles) -> Result<usize> {
+    let config = mantissa_model::load_config(source)?;
+    let [first, other] = GROUPS;
+    Ok(if config.decoder_linears().all(|info| info.cols.is_multiple_of(first)) { first } else { other })
+}
+
+/// Says which groups the schemes have that are named without one.
+///
+/// # Errors
+/// A configuration that cannot be read.
+pub(super) fn groups_taken(job: &Fit, source: &ModelFiles) -> Result<Option<String>> {
+    let taken: Vec<String> =
+        job.schemes.iter().filter(|scheme| scheme.takes_group()).map(|scheme| scheme.0.to_string()).collect();
+    if taken.is_empty() {
+        return Ok(None);
+    }
+    let group = default_group(source)?;
+    Ok(Some(format!("--schemes {}: with the default groups of this model, g{group}", taken.join(","))))
 }
 
 /// Parses one of the default schemes.
 fn parsed(scheme: &str) -> Result<Scheme> {
-    scheme.parse().map_err(|error: mantissa_num::ParseError| {
-        BadInput::new("--schemes", error.to_string(), "a scheme").into()
-    })
+    scheme.parse().map_err(|error| misnamed(&error))
+}
+
+fn misnamed(error: &ParseError) -> JobError {
+    BadInput::new("--schemes", error.to_string(), "a scheme").into()
 }
 
 /// Returns a recipe with every candidate, for no module: its format holds all of them.

@@ -12,7 +12,7 @@ use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{FileDigest, WorkFolder, write_file_atomic};
 
 use super::budget::Budget;
-use super::families::{Candidates, candidates, recipe_text};
+use super::families::{Candidates, candidates, groups_taken, recipe_text};
 use super::family::{Cache, Candidate, Family, Row, Uniform};
 use super::front::front;
 use super::search::{self, Search};
@@ -73,6 +73,7 @@ impl Fit {
             calibration: self.calibration.load(&source, None, self.seed, host)?,
             ..Options::default()
         };
+        groups_taken(self, &source)?.iter().for_each(|note| host.note(note));
         let plan = |recipe: Recipe| self.plan(&source, recipe, &options);
         let Candidates { mut families, mut left_out, apart } = candidates(self, &source, &plan)?;
         let plans: Vec<&Plan> = families.iter().flat_map(Family::all_plans).collect();

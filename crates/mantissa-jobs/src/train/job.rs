@@ -4,27 +4,27 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use mantissa_store::{Kind, TOOL};
-use mantissa_train::GemmHealth;
 use mantissa_train::config::RunConfig;
 use serde::{Deserialize, Serialize};
 
+use super::complete::{CompleteRun, identity};
 use super::events;
 use super::previous_run::PreviousRun;
 use super::ready_run::ReadyRun;
-use super::results::{self, Results};
+use super::report::TrainReport;
+use super::results;
 use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::start::StartMode;
 use super::train_loop::{TrainLoop, examinable};
 use crate::data_report::DataReport;
 use crate::embedded;
-use crate::error::{JobError, Result, resumes};
-use crate::escape::line;
+use crate::error::{BadInput, JobError, Result, resumes};
+use crate::escape::{line, quoted};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
-use crate::learning::LearningReport;
 use crate::machine::{Machine, peak_anonymous};
-use crate::run_files::{DONE, RUNNING, RunFile};
+use crate::run_files::{DONE, RUNNING, RunFile, outcome_of};
 use crate::settings::read_settings;
 
 /// Arguments of a training run.
@@ -95,52 +95,6 @@ pub struct TrainedTensor {
     pub decays: bool,
 }
 
-/// Result of a training run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TrainReport {
-    /// Folder of the run.
-    pub run: PathBuf,
-    /// `done`, or `done, but` with what did not learn.
-    pub outcome: String,
-    /// Models that were written.
-    #[serde(flatten)]
-    pub results: Results,
-    /// The data in numbers.
-    pub data: DataReport,
-    /// Number of parameters of the model.
-    pub parameters: u64,
-    /// Number of parameters that train, those of adapters included.
-    pub trainable_parameters: u64,
-    /// Number of steps.
-    pub steps: u64,
-    /// Step at which this process resumed the run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resumed_at: Option<u64>,
-    /// Number of skipped steps.
-    pub skipped: u64,
-    /// Number of tokens.
-    pub tokens: u64,
-    /// Loss of the last step; `None` if no step was left.
-    pub loss: Option<f64>,
-    /// Least loss on held-out text.
-    pub validation_loss: Option<f64>,
-    /// Step of the exported weights.
-    pub exported_step: u64,
-    /// Seconds of this process.
-    pub seconds: f64,
-    /// Predicted peak anonymous memory in bytes.
-    pub predicted_peak_memory: u64,
-    /// Peak anonymous memory of this process in bytes.
-    pub measured_peak_memory: Option<u64>,
-    /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
-    pub worst_gemms: Vec<GemmHealth>,
-    /// Parts that did not learn.
-    pub learning: LearningReport,
-    /// True if an autopsy of the run names the cause of what did not learn.
-    #[serde(skip)]
-    pub examinable: bool,
-}
-
 impl Train {
     /// Reads the settings file and applies the changes.
     ///
@@ -149,7 +103,9 @@ impl Train {
     pub fn resolve(arguments: &TrainArguments) -> Result<Self> {
         let TrainArguments { config, set, tensorboard, start } = arguments;
         let name = config.display().to_string();
-        let (settings, notes) = RunConfig::parse_with_notes(&name, &read_settings(config)?, set)?;
+        let text = read_settings(config)?;
+        refuse_data(config, &text)?;
+        let (settings, notes) = RunConfig::parse_with_notes(&name, &text, set)?;
         let base = config.parent().unwrap_or(Path::new("")).to_owned();
         let tensorboard = tensorboard.clone();
         let (file, base, start) = (Some(config.clone()), Some(base), *start);
@@ -225,7 +181,47 @@ impl Train {
     }
 
     fn previous(&self) -> PreviousRun {
-        PreviousRun::read(&self.folder(), &self.settings.resolved())
+        let out = if self.file.is_some() { "--set out=FOLDER" } else { "--out FOLDER" };
+        PreviousRun::read(&self.folder(), &self.settings.resolved(), out)
+    }
+
+    /// Returns the models that are read: the initial one and the teacher. The embedded model is no file that is read.
+    fn models(&self) -> Vec<PathBuf> {
+        let (base, settings) = (self.base.as_deref().unwrap_or(Path::new("")), &self.settings);
+        let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
+        let is_file = |model: &&String| self.base.is_some() || **model != embedded::NAME;
+        settings.model.init.iter().chain(teacher).filter(is_file).map(|model| base.join(model)).collect()
+    }
+
+    /// Returns the configuration of a model that is trained from nothing.
+    fn own_config(&self) -> Option<PathBuf> {
+        let (base, settings) = (self.base.as_deref().unwrap_or(Path::new("")), &self.settings);
+        let is_read = settings.model.architecture.is_none()
+            && settings.model.init.as_ref().is_none_or(|_| settings.model.config.is_some());
+        is_read.then(|| settings.model_config(base))
+    }
+
+    /// Identifies the models that the run begins with.
+    fn identity(&self) -> Result<String> {
+        identity(&self.models(), self.own_config().as_deref())
+    }
+
+    /// Reports the finished run in the folder if it is that of this command: of the same settings, data and models, with its
+    /// results as they were written. `None` if there is no finished run of these settings.
+    ///
+    /// # Errors
+    /// A finished run of these settings that differs otherwise; data or results that cannot be read.
+    fn complete(&self, host: &Host) -> Result<Option<TrainReport>> {
+        let previous = self.previous();
+        let about = previous.finished_alike().filter(|_| self.start == StartMode::New).cloned();
+        let Some(about) = about else { return Ok(None) };
+        // With the tokenizer of the run, if it trained its own.
+        let setup = self.setup(StartMode::Continue, host)?;
+        let run = CompleteRun { run: &self.folder(), settings: &self.settings, setup: &setup, about };
+        match run.difference(&self.base()?, &self.identity()?)? {
+            Some(difference) => Err(previous.differs(&difference)),
+            None => run.report(),
+        }
     }
 
     /// Describes the run at its start.
@@ -243,6 +239,9 @@ impl Train {
             measured_peak_memory: None,
             steps: self.settings.schedule.steps,
             data: Some(data.clone()),
+            models: None,
+            merged_kl: None,
+            quantized_kl: None,
             stopped_at: None,
             outcome: RUNNING.to_owned(),
         }
@@ -268,9 +267,7 @@ impl Job for Train {
                 inputs.push(base.join(tokenizer).join(file));
             }
         }
-        let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
-        let models = settings.model.init.iter().chain(teacher).filter(|model| is_file(model));
-        for init in models.map(|model| base.join(model)) {
+        for init in self.models() {
             // Each file is listed too: it may be a link into the run's folder.
             let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
             inputs.extend(files.map(|file| file.path()));
@@ -304,6 +301,9 @@ impl Job for Train {
         let (settings, run) = (&self.settings, self.folder());
         let start = self.previous().how(self.start);
         self.notes.iter().for_each(|note| host.note(note));
+        if let Some(report) = self.complete(host)? {
+            return Ok(report);
+        }
         // Until a step is done, a restart loses nothing.
         let left = host.leaving(format!("{}: {}", settings.out, resumes(false)));
         let setup = self.setup(start, host)?;
@@ -314,6 +314,7 @@ impl Job for Train {
         let ready = ReadyRun::new(folder, &setup, settings, &self.base()?, host).map_err(explain)?;
         let data = ready.data.clone();
         let mut about = self.description(&setup, needs, &data, host);
+        about.models = Some(self.identity()?);
         if settings.adapter.is_some() {
             host.note(&format!("training {}", trainable_words(setup.trainable(), setup.config.parameters())));
         }
@@ -346,6 +347,7 @@ impl Job for Train {
                 return Err(error);
             }
         };
+        (about.merged_kl, about.quantized_kl) = (results.merged_kl, results.quantized_kl);
         DONE.clone_into(&mut about.outcome);
         // A stop tells to resume the run if and only if it is not done.
         let written = || {
@@ -356,11 +358,10 @@ impl Job for Train {
         host.orderly(written, |_| false)?;
         let parameters = train_loop.trainer.model().parameters().table().iter().count();
         let learning = train_loop.learning();
-        let outcome =
-            learning.summary().map_or_else(|| DONE.to_owned(), |summary| format!("{DONE}, but {summary}"));
         Ok(TrainReport {
             run,
-            outcome,
+            already_complete: false,
+            outcome: outcome_of(learning),
             learning: learning.report(parameters),
             examinable: learning.is_failing() && examinable(settings),
             results,
@@ -393,6 +394,27 @@ pub fn trainable_words(trainable: u64, parameters: u64) -> String {
     let share = 100.0 * trainable as f64 / parameters.max(1) as f64;
     let digits = if share < 0.1 { 3 } else { usize::from(share < 10.0) + usize::from(share < 99.95) };
     format!("{} of {} parameters ({share:.digits$} %)", grouped(trainable), grouped(parameters))
+}
+
+/// Refuses a text to train on in the place of settings: a file that is not named as TOML and is none.
+///
+/// # Errors
+/// [`BadInput`] with the commands that make settings for it and train.
+fn refuse_data(file: &Path, text: &str) -> Result<()> {
+    let is_named = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"));
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-\" ".contains(c);
+    let is_header = |line: &str| {
+        let name = line.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        name.is_some_and(|name| name.chars().all(is_plain))
+    };
+    // What has tables are settings with a fault of their own.
+    if is_named || text.lines().any(is_header) || text.parse::<toml::Table>().is_ok() {
+        return Ok(());
+    }
+    let name = quoted(file);
+    let fix = format!("mantissa train --init small --data {name} > run.toml, then mantissa train run.toml");
+    let found = "no TOML: data to train on?";
+    Err(BadInput::new(file.display().to_string(), found, "settings of a run").with_fix(fix).into())
 }
 
 /// Settings of a serialized run: TOML with all defaults, checked when it is read.

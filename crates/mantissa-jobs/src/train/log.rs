@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::run_files::LogLine;
 
 /// Returns the last step of a log; 0 without a log.
 ///
@@ -29,6 +30,15 @@ pub(crate) fn logged_seconds(path: &Path, steps: u64) -> Result<f64> {
         bytes.split(|&b| b == b'\n').filter(|line| step_of(line).is_some_and(|step| step <= steps));
     let seconds = lines.next_back().and_then(|line| serde_json::from_slice::<Seconds>(line).ok());
     Ok(seconds.map_or(0.0, |line| line.seconds))
+}
+
+/// Returns the lines of a run's log, without those that are damaged.
+///
+/// # Errors
+/// I/O.
+pub(crate) fn log_lines(path: &Path) -> Result<Vec<LogLine>> {
+    let bytes = read_log(path)?;
+    Ok(bytes.split(|&b| b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 fn read_log(path: &Path) -> Result<Vec<u8>> {

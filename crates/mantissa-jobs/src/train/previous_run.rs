@@ -10,35 +10,43 @@ use super::start::StartMode;
 use crate::error::JobError;
 use crate::run_fault::RunFault;
 use crate::run_files::{ADAPTER, CHECKPOINTS, CONFIG, DONE, MAX_FILE, MODEL, RUN, RunFile, steps_of};
+use crate::text::counted;
 
 /// Run that the folder holds, compared with the settings of the command.
 pub(crate) struct PreviousRun {
     run: PathBuf,
-    /// Steps of a run that has ended and written its model.
-    finished: Option<u64>,
+    /// Description of a run that has ended and written its model.
+    finished: Option<RunFile>,
+    /// True if the settings are the same.
+    is_same: bool,
     /// Keys with other values.
     differences: Vec<String>,
     /// True if the settings are the same and there is a checkpoint.
     resumable: bool,
+    /// Option of the command that names another folder.
+    out: &'static str,
 }
 
 impl PreviousRun {
-    /// Reads the run at `run`; `resolved` are the settings of the command.
-    pub(crate) fn read(run: &Path, resolved: &str) -> Self {
+    /// Reads the run at `run`; `resolved` are the settings of the command, and `out` its option that names another folder.
+    pub(crate) fn read(run: &Path, resolved: &str, out: &'static str) -> Self {
         let text = |name| regular::read(&run.join(name), MAX_FILE, "a file of a run").ok();
         let about: Option<RunFile> = text(RUN).and_then(|text| serde_json::from_slice(&text).ok());
         let written = run.join(MODEL).join("config.json").is_file()
             || run.join(ADAPTER).join("adapter_config.json").is_file();
-        let finished = about.filter(|about| about.outcome == DONE && written).map(|about| about.steps);
+        let finished = about.filter(|about| about.outcome == DONE && written);
         let settings = text(CONFIG).and_then(|text| String::from_utf8(text).ok()).unwrap_or_default();
         let checkpoints = std::fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
         let mut names = checkpoints.map(|entry| entry.file_name());
-        let resumable = settings == resolved && names.any(|name| steps_of(&name.to_string_lossy()).is_some());
+        let is_same = settings == resolved;
+        let resumable = is_same && names.any(|name| steps_of(&name.to_string_lossy()).is_some());
         PreviousRun {
             run: run.to_owned(),
             finished,
+            is_same,
             differences: differences(&settings, resolved),
             resumable,
+            out,
         }
     }
 
@@ -48,6 +56,11 @@ impl PreviousRun {
             StartMode::New if self.resumable && self.finished.is_none() => StartMode::Continue,
             _ => requested,
         }
+    }
+
+    /// Returns the description of a finished run of the same settings.
+    pub(crate) fn finished_alike(&self) -> Option<&RunFile> {
+        self.finished.as_ref().filter(|_| self.is_same)
     }
 
     /// Replaces an error that the previous run explains.
@@ -69,14 +82,23 @@ impl PreviousRun {
     }
 
     fn fault(self) -> JobError {
-        let state = match self.finished {
-            Some(steps) => format!("one that finished its {steps} steps"),
-            None => "one that has begun".to_owned(),
-        };
         let found = match self.differences.as_slice() {
-            [] => state,
-            differences => format!("{state} with other settings ({})", differences.join(", ")),
+            [] => self.state(),
+            differences => format!("{} with other settings ({})", self.state(), differences.join(", ")),
         };
-        RunFault::Other { run: self.run, found }.into()
+        RunFault::Other { run: self.run, found, out: self.out }.into()
+    }
+
+    /// Makes the error for a finished run of the same settings that differs by `difference`.
+    pub(crate) fn differs(self, difference: &str) -> JobError {
+        let found = format!("{} {difference}", self.state());
+        RunFault::Other { run: self.run, found, out: self.out }.into()
+    }
+
+    fn state(&self) -> String {
+        match &self.finished {
+            Some(about) => format!("one that finished its {}", counted(about.steps, "step")),
+            None => "one that has begun".to_owned(),
+        }
     }
 }

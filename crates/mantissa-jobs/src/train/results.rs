@@ -20,7 +20,7 @@ use super::run_folder::RunFolder;
 use super::setup::{Setup, merged_precision};
 use crate::error::Result;
 use crate::host::Host;
-use crate::run_files::{ADAPTER, BASE, MODEL, QUANTIZED, TOKENS};
+use crate::run_files::{ADAPTER, BASE, MODEL, QUANTIZED, RunFile, TOKENS};
 
 /// Windows of the training data on which models are compared.
 const WINDOWS: u64 = 16;
@@ -55,6 +55,33 @@ pub struct Results {
 }
 
 impl Results {
+    /// Returns the results `names` of the complete run at `run`, with the figures that `about` keeps.
+    ///
+    /// # Errors
+    /// Conversations of the run that cannot be read.
+    pub(crate) fn of_complete(
+        run: &Path,
+        names: &[&str],
+        setup: &Setup,
+        settings: &RunConfig,
+        about: &RunFile,
+    ) -> Result<Self> {
+        let folder = |name: &str| names.contains(&name).then(|| run.join(name));
+        let template = default_template(&run.join(TOKENS), setup, settings)?;
+        let (adapter, base) = (folder(ADAPTER), folder(BASE));
+        let fits = base.clone().or_else(|| Some(setup.init.as_ref()?.dir().to_owned()));
+        Ok(Results {
+            model: folder(MODEL),
+            adapter_base: fits.filter(|_| adapter.is_some()),
+            adapter,
+            base,
+            merged_kl: about.merged_kl,
+            quantized: folder(QUANTIZED),
+            quantized_kl: about.quantized_kl,
+            default_template: template.map(|template| template.about),
+        })
+    }
+
     /// Takes the folder of the quantized model, and measures its KL on `windows` from the trained one.
     fn kl_of_quantized(&mut self, trainer: &mut Trainer, dir: PathBuf, windows: &[Vec<u32>]) -> Result<()> {
         self.quantized_kl = Some(kl(trainer, &dir, windows)?);

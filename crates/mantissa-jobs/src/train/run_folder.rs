@@ -100,6 +100,14 @@ impl RunFolder {
         self.listing.as_ref().filter(|_| self.how.resumes()).map(|listing| &*listing.tokens_from)
     }
 
+    /// Returns the hash of the token sources of the run at `dir`.
+    ///
+    /// # Errors
+    /// [`RunFault::Damaged`]; I/O.
+    pub(crate) fn tokens_from(dir: &Path) -> Result<Option<String>> {
+        Ok(Listing::read(&dir.join(MANIFEST))?.map(|listing| listing.tokens_from))
+    }
+
     /// Refuses to go on with the tokens that the run began with, though the data have changed, unless that is requested.
     ///
     /// # Errors

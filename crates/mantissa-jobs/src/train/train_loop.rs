@@ -59,19 +59,20 @@ pub(crate) struct TrainLoop<'a> {
 
 /// State of a run as its log records it.
 #[derive(Clone, Debug, Default)]
-struct Past {
-    last: Option<LogLine>,
+pub(crate) struct Past {
+    pub(crate) last: Option<LogLine>,
     /// Step and loss of the best validation.
-    best: Option<(u64, f64)>,
+    pub(crate) best: Option<(u64, f64)>,
     /// Validations since then.
     since: u64,
     /// Step at which the decay of a timed run begins, and its last step.
     decay: Option<(u64, u64)>,
-    learning: Learning,
+    pub(crate) learning: Learning,
 }
 
 impl Past {
-    fn add(&mut self, line: LogLine) {
+    /// Adds the next line of the log.
+    pub(crate) fn add(&mut self, line: LogLine) {
         line.tell(&mut self.learning);
         if let Some(loss) = line.validation_loss {
             let better = self.best.is_none_or(|(_, best)| loss < best);

@@ -8,6 +8,7 @@ use mantissa_options::{
     options,
 };
 
+use super::foreign;
 use crate::optim::keys::{Fault, OptimizerKeys};
 use crate::optim::registry::{self, FIRST, kinds};
 use crate::optim::{DecayGroups, MomentFormat, OptimizerSpec, RateScales};
@@ -146,7 +147,9 @@ impl Optimizer {
         let name = value.as_str().unwrap_or_default();
         name.clone_into(&mut self.kind);
         if registry::kind(name).is_none() {
-            faults.refuse(&dotted(at, KIND), Refusal::new(value.to_string(), names()));
+            let fix =
+                foreign::optimizer(name).map_or_else(String::new, |changes| format!("; fix: {changes}"));
+            faults.refuse(&dotted(at, KIND), Refusal::new(format!("{value}{fix}"), names()));
         }
     }
 

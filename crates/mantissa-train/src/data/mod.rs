@@ -13,7 +13,7 @@ mod words;
 
 pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, learn_bpe_at_most, train_bpe};
 pub use pieces::{HoldOut, Piece, pieces_within};
-pub use records::{first_record, is_records, record_word};
+pub use records::{first_record, is_records, record_word, refuse_table};
 pub use sampler::{Batches, Cursor, Data, Sample};
 pub use shuffle::Shuffle;
 pub use text::{Found, TextFormat, documents, documents_within};

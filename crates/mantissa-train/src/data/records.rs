@@ -3,13 +3,61 @@
 use std::ops::Range;
 use std::path::Path;
 
-use mantissa_store::{TextFile, TextPart};
+use mantissa_store::{Shown, TextFile, TextPart};
 
 use super::DataError;
 use super::text::{named, open, too_long};
 
 /// Forms that records of conversations may have, for messages.
 pub(super) const FORMS: &str = "{\"messages\": [{\"role\": …, \"content\": …}, …]}, {\"prompt\": …, \"completion\": …}, {\"instruction\": …, \"input\": …, \"output\": …} (Alpaca), {\"conversations\": [{\"from\": …, \"value\": …}, …]} (ShareGPT) or {\"text\": …}";
+
+/// Names that data sets give to a question, best known first.
+const ASKED: [&str; 13] = [
+    "prompt",
+    "instruction",
+    "question",
+    "query",
+    "problem",
+    "user",
+    "human",
+    "input",
+    "source",
+    "document",
+    "article",
+    "request",
+    "q",
+];
+/// Names that data sets give to its answer, best known first.
+const ANSWERS: [&str; 14] = [
+    "completion",
+    "output",
+    "answer",
+    "response",
+    "reply",
+    "assistant",
+    "gpt",
+    "bot",
+    "solution",
+    "target",
+    "chosen",
+    "summary",
+    "result",
+    "a",
+];
+
+/// Says which fields of a record to rename so that it is a prompt with its completion, or an instruction with its output; `None`
+/// if no two fields are such a pair, or they are named so.
+pub(super) fn renaming<'f>(fields: impl Iterator<Item = &'f String> + Clone) -> Option<String> {
+    let find = |names: &[&str]| {
+        names.iter().find_map(|name| fields.clone().find(|field| field.trim().eq_ignore_ascii_case(name)))
+    };
+    let (asked, answer) = (find(&ASKED)?, find(&ANSWERS)?);
+    // Alpaca's form has an input beside the instruction.
+    let named = if asked == "instruction" { ["instruction", "output"] } else { ["prompt", "completion"] };
+    let renamed = [asked, answer].into_iter().zip(named).filter(|(from, to)| from != to);
+    let renamed: Vec<_> = renamed.map(|(from, to)| format!("\"{}\" to \"{to}\"", Shown(from))).collect();
+    (!renamed.is_empty()).then(|| format!("rename {}", renamed.join(" and ")))
+}
 
 /// Returns the extension of a file in lower case.
 fn extension(path: &Path) -> String {
@@ -41,7 +89,7 @@ const TABLES: [(&str, &str, &str); 7] = [
 ///
 /// # Errors
 /// [`DataError::Field`] with the forms that are read and the command that converts it.
-pub(super) fn refuse_table(path: &Path) -> Result<(), DataError> {
+pub fn refuse_table(path: &Path) -> Result<(), DataError> {
     let found = TABLES.into_iter().find(|(end, ..)| *end == extension(path));
     let Some((_, name, reader)) = found else { return Ok(()) };
     let file = named(path);
@@ -248,6 +296,30 @@ mod tests {
         assert!(all("x.json", "[1] 2").unwrap_err().contains("after item 1"));
         let error = all("x.json", &format!("[\"{}\"]", "a".repeat(2000))).unwrap_err();
         assert!(error.contains("more than 1024 bytes"), "{error}");
+    }
+
+    #[test]
+    fn pairs_of_other_names_are_told_apart_from_texts() {
+        let told = |fields: &[&str]| {
+            let fields: Vec<String> = fields.iter().map(|field| (*field).to_owned()).collect();
+            renaming(fields.iter())
+        };
+        let prompt = |asked: &str, answer: &str| {
+            Some(format!("rename \"{asked}\" to \"prompt\" and \"{answer}\" to \"completion\""))
+        };
+        for pair in
+            [["question", "answer"], ["input", "output"], ["query", "response"], ["Question", "Answer"]]
+        {
+            assert_eq!(told(&pair), prompt(pair[0], pair[1]));
+        }
+        assert_eq!(told(&["id", "context", "question", "answer"]), prompt("question", "answer"));
+        assert_eq!(told(&["prompt", "response"]).unwrap(), "rename \"response\" to \"completion\"");
+        assert_eq!(told(&["instruction", "input", "response"]).unwrap(), "rename \"response\" to \"output\"");
+        for none in
+            [&["prompt", "completion"][..], &["instruction", "output"], &["title", "body"], &["answer"], &[]]
+        {
+            assert_eq!(told(none), None, "{none:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use mantissa_store::{Error, Shown, TextFile, TextPart};
 use serde_json::Value;
 
 use super::DataError;
-use super::records::{Records, record_word, refuse_table};
+use super::records::{FORMS, Records, record_word, refuse_table, renaming};
 
 /// Layout of documents in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,10 +162,13 @@ fn json_field(path: &Path, record: usize, text: &str, field: &str) -> Result<Str
                 [] => "no field".to_owned(),
                 names => format!("the fields {}", names.join(", ")),
             };
+            if let Some(renaming) = renaming(fields.keys()) {
+                return Err(fault(place, format!("{found}; fix: {renaming}"), format!("one of {FORMS}")));
+            }
             let dialogue = ["messages", "prompt", "conversations", "instruction"];
             let fix = match dialogue.iter().any(|name| fields.contains_key(*name)) {
                 true => "set data.chat to true (--set data.chat=true)",
-                false => "name the field of the text (data.field)",
+                false => "name the field of the text (--set data.field=NAME)",
             };
             Err(fault(place, format!("{found}; fix: {fix}"), object()))
         }

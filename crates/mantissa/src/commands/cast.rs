@@ -13,7 +13,7 @@ use mantissa_store::{Kind, Paths, Shown};
 use super::execute::Execute;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::{self, Align, Table, bytes, number};
+use crate::output::{self, Align, Table, bytes, counted, number};
 
 /// Cast every float tensor of a safetensors file to one scheme
 ///
@@ -86,8 +86,8 @@ fn print(report: &CastReport, out: &mut dyn Write) -> io::Result<()> {
     let seed = report.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
     writeln!(
         out,
-        "{} tensors as {} ({}{seed}), {} skipped; wrote {}, {size}",
-        report.tensors.len(),
+        "{} as {} ({}{seed}), {} skipped; wrote {}, {size}",
+        counted(report.tensors.len() as u64, "tensor"),
         report.scheme,
         report.rounding,
         report.skipped.len(),

@@ -19,7 +19,7 @@ use super::text::separator;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
-use crate::output::{Align, Table, bytes, number, paragraph};
+use crate::output::{Align, Table, bytes, counted, number, paragraph};
 
 /// Compare recipes and finished outputs of a model in one table
 ///
@@ -286,7 +286,9 @@ fn conclusion(report: &CompareReport) -> String {
 /// Says what was measured.
 fn measured_on(report: &CompareReport) -> String {
     let of = |text: &mantissa_jobs::ComparedText| {
-        format!("{} tokens in {} windows of {}", text.tokens, text.windows, text.text)
+        let [tokens, windows] =
+            [(text.tokens, "token"), (text.windows as u64, "window")].map(|(n, of)| counted(n, of));
+        format!("{tokens} in {windows} of {}", text.text)
     };
     let texts: Vec<String> = report.texts.iter().map(of).collect();
     let mean = if texts.len() > 1 { ", mean of the texts" } else { "" };
@@ -307,9 +309,9 @@ fn human(out: &mut dyn Write, report: &CompareReport, page: Option<&Path>) -> io
     paragraph(out, 2, BITS)?;
     paragraph(out, 2, &measured_on(report))?;
     if let Some(critical) = report.critical {
-        let pairs = report.pairs.len();
+        let pairs = counted(report.pairs.len() as u64, "pair");
         let rule = format!(
-            "to best: paired by window; real beyond {critical:.2} standard errors (5 % over {pairs} pairs)"
+            "to best: paired by window; real beyond {critical:.2} standard errors (5 % over {pairs})"
         );
         paragraph(out, 2, &rule)?;
     }

@@ -19,7 +19,7 @@ use super::parse::{container, scheme};
 use super::quantize::ALREADY;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::{bytes, labelled};
+use crate::output::{bytes, counted, labelled};
 
 /// Convert a quantized model to another format without loss
 ///
@@ -152,7 +152,8 @@ impl Execute for Args {
 fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let quality = done.quality;
     let (output, count) = (done.output.display(), quality.layers.len());
-    let formats = format!("{output}: {count} layers from {} to {}", done.from, quality.container);
+    let count = counted(count as u64, "layer");
+    let formats = format!("{output}: {count} from {} to {}", done.from, quality.container);
     labelled(out, "output", &formats)?;
     labelled(out, "size", &bytes(quality.bytes))?;
     let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);

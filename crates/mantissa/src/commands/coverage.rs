@@ -7,7 +7,7 @@ use anyhow::Result;
 use mantissa_quant::{Coverage, InputCoverage};
 
 use crate::context::Context;
-use crate::output::{Align, Table, count};
+use crate::output::{Align, Table, count, counted};
 
 /// Prints the coverage of a calibration on standard error: a table, the distance to an in-domain sample, and a warning for
 /// each gap.
@@ -27,7 +27,11 @@ fn lines(coverage: &Coverage) -> Vec<String> {
     } else {
         String::new()
     };
-    let mut lines = vec![format!("calibration: {} tokens in {windows} windows{run}", count(*tokens))];
+    let mut lines = vec![format!(
+        "calibration: {} tokens in {}{run}",
+        count(*tokens),
+        counted(*windows as u64, "window")
+    )];
     let mut written = Vec::new();
     if table(inputs).write(&mut written).is_ok() {
         lines.extend(String::from_utf8_lossy(&written).lines().map(|line| format!("  {line}")));

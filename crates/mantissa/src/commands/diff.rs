@@ -14,7 +14,7 @@ use super::text::BosArg;
 use crate::columns::side_by_side;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::{Align, Table, number};
+use crate::output::{Align, Table, counted, number};
 
 /// Show the first token at which two models part
 ///
@@ -123,7 +123,7 @@ fn human(out: &mut dyn Write, report: &DiffReport) -> io::Result<()> {
 
 fn human_prompt(out: &mut dyn Write, report: &DiffReport, c: &ComparedPrompt) -> io::Result<()> {
     writeln!(out, "prompt  {}", quoted(&c.prompt))?;
-    writeln!(out, "equal   {} tokens: {}", c.equal_tokens, quoted(&c.equal_text))?;
+    writeln!(out, "equal   {}: {}", counted(c.equal_tokens as u64, "token"), quoted(&c.equal_text))?;
     let Some(parting) = &c.difference else {
         return writeln!(
             out,

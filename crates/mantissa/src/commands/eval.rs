@@ -17,7 +17,7 @@ use super::execute::Execute;
 use super::load_preview::LoadPreview;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::labelled;
+use crate::output::{counted, labelled};
 
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
@@ -46,7 +46,8 @@ impl Execute for Args {
 
 fn human(out: &mut dyn Write, r: &TextEvaluation) -> io::Result<()> {
     let nll = with_error(&format!("{:.6}", r.nll), &format!("{:.6}", r.nll_se), "nats", r.windows);
-    let text = format!("{:.4}  (NLL {nll}, {} tokens, {} windows)", r.ppl, r.tokens, r.windows);
+    let [tokens, windows] = [(r.tokens, "token"), (r.windows as u64, "window")].map(|(n, of)| counted(n, of));
+    let text = format!("{:.4}  (NLL {nll}, {tokens}, {windows})", r.ppl);
     labelled(out, "perplexity", &text)?;
     if let Some(adapter) = &r.adapter {
         labelled(out, "adapter", &adapter.display().to_string())?;

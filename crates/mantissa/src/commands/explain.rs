@@ -1,5 +1,6 @@
 //! `mantissa explain`: answers with the figures of a model and hardware, and the anatomy of numbers.
 
+mod lookup;
 mod number;
 
 use std::io::{self, Write};
@@ -15,13 +16,14 @@ use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
 use serde::Serialize;
 
+use self::lookup::Meant;
 use super::execute::Execute;
 use super::next_steps::quoted;
 use super::parse::scheme;
 use super::plan::{Subject, context_of, device};
 use crate::context::Context;
 use crate::error::BadInput;
-use crate::help::Group;
+use crate::help::{GlossaryEntry, Group};
 use crate::output::paragraph;
 
 /// Answer standing questions with the figures of a model
@@ -40,7 +42,7 @@ use crate::output::paragraph;
   mantissa explain 0.1 --as nvfp4 --tensor-amax 1
   mantissa explain 8 --as int8-channel --amax 0.8")]
 pub struct Args {
-    /// Topic, or a number
+    /// Topic, a word of one, or a number
     #[arg(allow_negative_numbers = true)]
     topic: Option<String>,
     #[command(flatten)]
@@ -98,22 +100,25 @@ impl Execute for Args {
     /// # Errors
     /// A topic, model or hardware that is not known; a format that a number cannot have.
     fn run(&self, context: &Context) -> Result<()> {
-        let Some(name) = &self.topic else { return list(context) };
+        let Some(name) = &self.topic else {
+            return list(context, &topics().collect::<Vec<_>>(), &Meant::default());
+        };
         if let Ok(x) = name.parse::<f64>() {
             return number::run(x, &self.schemes, [self.amax, self.tensor_amax], context);
         }
         if !self.schemes.is_empty() {
             return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
         }
-        let Some(topic) = Topic::named(name) else {
-            let known = nearest_list(name, topics().map(|topic| topic.name.as_str()));
-            return Err(BadInput::new(
-                "TOPIC",
-                format!("\"{name}\""),
-                format!("a number, or one of {known}"),
-            )
-            .with_fix("mantissa explain lists all topics")
-            .into());
+        let topic = match Topic::named(name) {
+            Some(topic) => topic,
+            None => match Meant::by(name) {
+                Meant { topics, .. } if topics.len() == 1 => {
+                    context.note(&format!("\"{name}\": showing the topic {}", topics[0].name));
+                    topics[0]
+                }
+                meant if meant.is_empty() => return Err(unknown(name).into()),
+                meant => return list(context, &meant.topics, &meant),
+            },
         };
         let shape = self.subject.shape_or_usual(context)?;
         let device = device(self.subject.hardware(), context)?;
@@ -133,6 +138,13 @@ impl Execute for Args {
         };
         context.report(&report, |out| print(&explained, &shape, &device.title, &load, out))
     }
+}
+
+/// Makes the error of a name that means nothing here.
+fn unknown(name: &str) -> BadInput {
+    let known = nearest_list(name, topics().map(|topic| topic.name.as_str()));
+    BadInput::new("TOPIC", format!("\"{name}\""), format!("a number, or one of {known}"))
+        .with_fix("mantissa explain lists all topics, mantissa help glossary all terms")
 }
 
 /// Describes the load of an answer.
@@ -174,8 +186,8 @@ fn bullet(line: &str, out: &mut dyn Write) -> io::Result<()> {
     paragraph(out, 2, line)
 }
 
-/// Lists the topics.
-fn list(context: &Context) -> Result<()> {
+/// Lists the topics `shown`, and what else the words that they were found by may mean.
+fn list(context: &Context, shown: &[&'static Topic], meant: &Meant) -> Result<()> {
     let listed: Vec<Listed> = groups()
         .iter()
         .flat_map(|group| {
@@ -184,14 +196,20 @@ fn list(context: &Context) -> Result<()> {
                 topic: &topic.name,
                 question: &topic.question,
             };
-            group.topics.iter().map(of)
+            group.topics.iter().filter(|topic| shown.iter().any(|shown| shown.name == topic.name)).map(of)
         })
         .collect();
     #[derive(Serialize)]
     struct Topics<'a> {
         topics: &'a [Listed],
+        #[serde(flatten)]
+        meant: &'a Meant,
     }
-    context.report(&Topics { topics: &listed }, |out| {
+    context.report(&Topics { topics: &listed, meant }, |out| {
+        if let Some(GlossaryEntry { term, meaning }) = &meant.term {
+            paragraph(out, 0, &format!("{term}: {meaning}."))?;
+            writeln!(out)?;
+        }
         let width = listed.iter().map(|row| row.topic.chars().count()).max().unwrap_or(0);
         for rows in listed.chunk_by(|a, b| a.group == b.group) {
             rows.iter().take(1).try_for_each(|row| writeln!(out, "{}", row.group))?;
@@ -200,6 +218,15 @@ fn list(context: &Context) -> Result<()> {
                 paragraph(out, width + 4, row.question)?;
             }
             writeln!(out)?;
+        }
+        for command in &meant.commands {
+            writeln!(out, "{command}")?;
+        }
+        if meant.term.is_some() {
+            writeln!(out, "mantissa help glossary")?;
+        }
+        if listed.is_empty() {
+            return Ok(());
         }
         paragraph(
             out,

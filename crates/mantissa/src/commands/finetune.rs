@@ -104,9 +104,11 @@ pub struct Tuning {
     /// Steps, instead of passes
     #[arg(long, conflicts_with = "epochs", help_heading = "Training")]
     steps: Option<u64>,
-    /// Windows per step
-    #[arg(long, default_value_t = 8, help_heading = "Training")]
-    batch: usize,
+    /// Windows of a batch [default: at most 8]
+    ///
+    /// Default: 8, or all windows of the data if they are fewer.
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    batch: Option<usize>,
     /// Tokens per window [default: at most 512]
     ///
     /// Default: 512, or the model's context or the data if they are shorter.

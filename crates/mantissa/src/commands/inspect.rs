@@ -13,7 +13,7 @@ use super::execute::Execute;
 use super::model::ModelPath;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::{self, Align, Table, bytes, count, number};
+use crate::output::{self, Align, Table, bytes, count, counted, number};
 
 /// Show tensors, schemes, parameters, size and bits per weight
 ///
@@ -90,7 +90,7 @@ fn print_summary(report: &InspectReport, out: &mut dyn Write) -> io::Result<()> 
     }
     line("format", report.convention.into())?;
     line("parameters", format!("{} ({})", count(report.parameters), report.parameters))?;
-    line("size", format!("{} in {}", bytes(report.bytes), plural(report.files, "weight file")))?;
+    line("size", format!("{} in {}", bytes(report.bytes), counted(report.files as u64, "weight file")))?;
     let shown = |bits: Option<f64>| bits.map_or("-".into(), |bits| format!("{bits:.3}"));
     line("bits/weight", format!("{} over all tensors", shown(report.bits_per_weight)))?;
     if let Some(bits) = report.linear_bits_per_weight {
@@ -118,13 +118,9 @@ fn made_by(run: &Value) -> String {
     match (run["recipe"].as_str(), run["steps"].as_u64()) {
         // A conversion's recipe repeats the command's name.
         (Some(recipe), _) if recipe != command => format!("{command} {}", Shown(recipe)),
-        (None, Some(steps)) => format!("{command} ({})", plural(steps as usize, "step")),
+        (None, Some(steps)) => format!("{command} ({})", counted(steps, "step")),
         _ => command,
     }
-}
-
-fn plural(n: usize, name: &str) -> String {
-    if n == 1 { format!("{n} {name}") } else { format!("{n} {name}s") }
 }
 
 fn print_totals(totals: &[SchemeTotal], out: &mut dyn Write) -> io::Result<()> {

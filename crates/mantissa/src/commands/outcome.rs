@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::tasks::{self, OutputTaskArgs};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
-use crate::output::{Align, Table, labelled, number};
+use crate::output::{Align, Table, counted, labelled, number};
 
 /// Options of the evaluation that runs before an output appears.
 #[derive(clap::Args)]
@@ -199,7 +199,9 @@ fn layer_cells(layer: &LayerReport, stored: bool) -> Vec<String> {
 /// As `out`.
 pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
     let text = default_text::shown(&f.text.name);
-    labelled(out, "text", &format!("{text}: {} tokens in {} windows", f.predicted, f.text.windows))?;
+    let [tokens, windows] =
+        [(f.predicted, "token"), (f.text.windows as u64, "window")].map(|(n, of)| counted(n, of));
+    labelled(out, "text", &format!("{text}: {tokens} in {windows}"))?;
     let source = (f.nll - f.delta_nll).exp();
     let windows = f.text.windows;
     let shown = |mean: &str, error: f64, unit: &str| with_error(mean, &format!("{error:.6}"), unit, windows);

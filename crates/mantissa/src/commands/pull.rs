@@ -10,7 +10,7 @@ use super::execute::Execute;
 use super::next_steps::quoted;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::{bytes, labelled};
+use crate::output::{bytes, counted, labelled};
 
 /// Fetch a model from the Hugging Face hub
 ///
@@ -70,7 +70,7 @@ const NAMED: usize = 4;
 fn human(out: &mut dyn Write, report: &PullReport) -> io::Result<()> {
     let PullReport { model, path, files, fetched_bytes, seconds, .. } = report;
     let commit = report.commit.get(..12).unwrap_or_default();
-    let size = format!("{} files, {}", files.len(), bytes(report.bytes));
+    let size = format!("{}, {}", counted(files.len() as u64, "file"), bytes(report.bytes));
     let fetched = match fetched_bytes {
         0 => "nothing to fetch: all are there, in their sizes".to_owned(),
         fetched => format!("{} fetched in {seconds:.1} s, hashes checked", bytes(*fetched)),

@@ -18,7 +18,7 @@ use anyhow::Result;
 use mantissa_jobs::memory::PROCESS;
 use mantissa_jobs::run_files::{self, RunState};
 use mantissa_quant::{Quality, quality_path};
-use mantissa_store::{Kind, Output, Paths, writer_of};
+use mantissa_store::{Output, Paths, writer_of};
 use serde::Serialize;
 
 use self::comparison::Comparison;
@@ -56,8 +56,7 @@ pub struct Args {
     /// HTML file [default: in the run, or beside the model]
     ///
     /// report.html in a run; NAME.report.html next to a quantized model; comparison.report.html next to the first of
-    /// several runs. Replaces an earlier page of the same run or
-    /// model that was not edited.
+    /// several runs. Replaces an earlier page of the same run or model, or of several runs, that was not edited.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Source model, to continue the same prompt by both
@@ -100,7 +99,12 @@ struct Done {
 impl Execute for Args {
     const GROUP: Group = Group::Measure;
 
+    /// # Errors
+    /// Several paths that are not all training runs: what they lack comes before what a page may replace.
     fn paths(&self, paths: &mut Paths) -> Result<()> {
+        if self.runs.len() > 1 {
+            require_runs(&self.runs)?;
+        }
         for run in &self.runs {
             if run.is_file() {
                 paths.watch(run);
@@ -113,7 +117,8 @@ impl Execute for Args {
         self.reference.iter().for_each(|model| model.paths(paths));
         match self.runs.as_slice() {
             [run] => paths.write_about("--out", place(self), run),
-            _ => paths.write("--out", place(self), Kind::File),
+            // As the page of a run, it replaces any earlier one: a run more or less is the same comparison.
+            _ => paths.write_about("--out", place(self), "mantissa report of several runs"),
         }
         Ok(())
     }
@@ -177,15 +182,6 @@ fn compare(args: &Args, context: &Context) -> Result<()> {
     if args.follow {
         return Err(BadInput::new("--follow", format!("{} runs", args.runs.len()), "one run").into());
     }
-    if args.runs.len() > comparison::MOST {
-        let found = format!("{} runs", args.runs.len());
-        return Err(BadInput::new("RUN", found, format!("at most {} to compare", comparison::MOST)).into());
-    }
-    if let Some(other) = args.runs.iter().find(|run| !is_training(run)) {
-        let found = format!("no {}", run_files::LOG);
-        let expected = "the folder of a training run, beside other runs";
-        return Err(BadInput::new(other.display().to_string(), found, expected).into());
-    }
     let (found, page) = comparison::compare(&args.runs)?;
     let out = place(args);
     page.write(&context.output(&out)?)?;
@@ -209,6 +205,24 @@ fn compare(args: &Args, context: &Context) -> Result<()> {
         found.summary.iter().try_for_each(|line| labelled(out, "compared", line))?;
         writeln!(out, "report      {}", done.report.display())
     })
+}
+
+/// Refuses what cannot be compared.
+///
+/// # Errors
+/// Too many runs; a path that is no training run.
+fn require_runs(runs: &[PathBuf]) -> Result<()> {
+    if runs.len() > comparison::MOST {
+        let found = format!("{} runs", runs.len());
+        return Err(BadInput::new("RUN", found, format!("at most {} to compare", comparison::MOST)).into());
+    }
+    let Some(other) = runs.iter().find(|run| !is_training(run)) else { return Ok(()) };
+    let found = match other.exists() {
+        true => format!("no {}", run_files::LOG),
+        false => "no such folder".to_owned(),
+    };
+    let expected = "the folder of a training run, beside other runs";
+    Err(BadInput::new(other.display().to_string(), found, expected).into())
 }
 
 /// Makes the error of a path that holds nothing to report.

@@ -12,7 +12,7 @@ use super::execute::Execute;
 use super::text::separator;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::bytes;
+use crate::output::{bytes, counted};
 
 /// Train a byte-level BPE tokenizer on texts
 ///
@@ -77,10 +77,10 @@ impl Execute for Args {
         context.report(&report, |out| {
             writeln!(
                 out,
-                "{}: {} tokens from {} documents, {}",
+                "{}: {} from {}, {}",
                 self.out.display(),
-                report.vocab,
-                report.documents,
+                counted(report.vocab as u64, "token"),
+                counted(report.documents as u64, "document"),
                 bytes(report.bytes)
             )
         })

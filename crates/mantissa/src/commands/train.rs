@@ -21,10 +21,11 @@ use serde::Serialize;
 
 use super::execute::Execute;
 use super::next_steps::quoted;
+use super::quantize::ALREADY;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
-use crate::output::{Align, Table, bytes, count, labelled};
+use crate::output::{Align, Table, bytes, count, counted, labelled};
 use mantissa_jobs::embedded;
 
 /// Train a model from a TOML file
@@ -320,7 +321,9 @@ fn human(
     let loss = done.loss.map_or_else(|| "no step left".to_owned(), |loss| format!("last loss {loss:.4}"));
     let TrainReport { steps, skipped, tokens, seconds, .. } = done;
     let resumed = done.resumed_at.map_or_else(String::new, |step| format!(", resumed at step {step}"));
-    let all = format!("{steps} steps ({skipped} skipped{resumed}), {tokens} tokens, {loss}, {seconds:.1} s");
+    let time = if done.already_complete { String::new() } else { format!(", {seconds:.1} s") };
+    let steps = counted(*steps, "step");
+    let all = format!("{steps} ({skipped} skipped{resumed}), {}, {loss}{time}", counted(*tokens, "token"));
     labelled(out, "trained", &all)?;
     if done.results.adapter.is_some() {
         labelled(out, "trainable", &trainable_words(done.trainable_parameters, done.parameters))?;
@@ -345,6 +348,9 @@ fn human(
             table.row([gemm.linear.clone(), gemm.gemm.to_owned(), sqnr]);
         }
         table.write(out)?;
+    }
+    if done.already_complete {
+        labelled(out, "time", ALREADY)?;
     }
     if let Some(autopsy) = autopsy {
         writeln!(out, "cause       {autopsy}")?;

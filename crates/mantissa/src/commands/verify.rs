@@ -13,7 +13,7 @@ use super::model::ModelPath;
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::paragraph;
+use crate::output::{counted, paragraph};
 
 /// Check a model with an independent reader
 ///
@@ -84,12 +84,14 @@ impl Execute for Args {
 /// As `out`.
 pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
     let verdict = if v.ok { "verified" } else { "NOT verified" };
-    let mut text = format!("{verdict}: {} files by hash, {} weights decoded twice", v.files, v.weights);
+    let counted = |n: usize, of: &str| counted(n as u64, of);
+    let (files, weights) = (counted(v.files, "file"), counted(v.weights, "weight"));
+    let mut text = format!("{verdict}: {files} by hash, {weights} decoded twice");
     if v.source_files > 0 {
-        let _ = write!(text, ", {} source files by hash", v.source_files);
+        let _ = write!(text, ", {} by hash", counted(v.source_files, "source file"));
     }
     if v.compared > 0 {
-        let _ = write!(text, ", {} tensors compared with the source", v.compared);
+        let _ = write!(text, ", {} compared with the source", counted(v.compared, "tensor"));
     }
     // Only weights that were rounded to nearest keep within that bound; a fault has a line of its own.
     if let Some(ratio) = v.max_error_in_bounds.filter(|ratio| *ratio <= 1.0) {

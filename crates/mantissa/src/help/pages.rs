@@ -2,6 +2,7 @@
 
 use mantissa_plan::contract::{ENGINES, Engine};
 use mantissa_plan::hardware::GPUS;
+use serde::Serialize;
 
 /// Page of the documentation: its name, which is its path without `docs/` and `.md`, and its text.
 type Page = (&'static str, &'static str);
@@ -115,6 +116,54 @@ pub fn find(name: &str, taken: impl Fn(&str) -> bool) -> Option<String> {
     }
 }
 
+/// Term of the glossary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GlossaryEntry {
+    /// Term, with its other names.
+    pub term: String,
+    /// Meaning.
+    pub meaning: String,
+}
+
+/// Finds a term of the glossary by its name, one of its other names, or a word of it.
+pub fn glossary_entry(name: &str) -> Option<GlossaryEntry> {
+    let (_, text) = PAGES.iter().find(|(page, _)| *page == "glossary")?;
+    let rows = || {
+        text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | ")).skip(1)
+    };
+    let wanted = stem(name.trim());
+    let is = |part: &str| stem(part.trim()) == wanted;
+    let named = || rows().find(|(term, _)| term.split([',', '(', ')']).any(is));
+    let with_word = || rows().find(|(term, _)| term.split(|c: char| !c.is_alphanumeric()).any(is));
+    let (term, meaning) = named().or_else(with_word).filter(|_| !wanted.is_empty())?;
+    Some(GlossaryEntry { term: term.to_owned(), meaning: without_links(meaning) })
+}
+
+/// Returns a word in lower case without the ending of its plural.
+pub fn stem(word: &str) -> String {
+    let word = word.to_lowercase();
+    let is_plural = word.chars().count() > 3 && !word.ends_with("ss");
+    match (word.strip_suffix("ies"), word.strip_suffix('s')) {
+        (Some(stem), _) if is_plural => format!("{stem}y"),
+        (_, Some(stem)) if is_plural => stem.to_owned(),
+        _ => word,
+    }
+}
+
+/// Returns a line of Markdown with the texts of its links alone.
+fn without_links(line: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = line;
+    while let Some((before, link)) = rest.split_once('[') {
+        let Some((text, after)) = link.split_once("](") else { break };
+        let Some((_, after)) = after.split_once(')') else { break };
+        shown += before;
+        shown += text;
+        rest = after;
+    }
+    shown + rest
+}
+
 /// Lists the pages with their titles.
 fn list() -> String {
     format!("Pages of the documentation:\n\n{}", lines(PAGES))
@@ -165,6 +214,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn terms_are_found_by_their_names_and_words() {
+        let term = |name: &str| glossary_entry(name).map(|entry| entry.term);
+        assert_eq!(term("kl").as_deref(), Some("KL divergence (KL)"));
+        assert_eq!(term("e5m2").as_deref(), Some("E2M1, E4M3, E5M2, E8M0"));
+        assert_eq!(term("Hadamard").as_deref(), Some("Hadamard matrix"));
+        assert_eq!(term("outliers").as_deref(), Some("outlier"));
+        assert_eq!((term("term"), term(""), term("xyzzy")), (None, None, None));
+        assert!(glossary_entry("flatquant").unwrap().meaning.ends_with("; not built"));
     }
 
     #[test]

@@ -37,6 +37,45 @@ fn every_topic_answers_for_a_model_and_hardware() {
     }
 }
 
+/// A word of one topic answers by it; of several, lists them; terms of the glossary, schemes and recipes are named.
+#[test]
+fn words_lead_to_topics_terms_and_commands() {
+    let run = |word: &str| {
+        let output = command().args(["explain", word]).output().unwrap();
+        assert!(output.status.success(), "{word}: {}", stderr(&output));
+        (String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
+    };
+    for word in ["rotation", "Rotations", "ROTATION"] {
+        let (answer, said) = run(word);
+        assert!(answer.starts_with("What do rotations do"), "{answer}");
+        assert_eq!(said.contains("showing the topic rotations"), word != "Rotations", "{said}");
+    }
+    let (several, _) = run("nvfp4");
+    for part in [
+        "block-scales",
+        "What are microscaling (MX) formats and NVFP4?",
+        "mantissa schemes nvfp4",
+        "mantissa recipes nvfp4",
+    ] {
+        assert!(several.contains(part), "{part}: {several}");
+    }
+    let (term, _) = run("KL");
+    assert!(
+        term.contains("KL divergence (KL): ")
+            && term.contains("p ln(p / q)")
+            && term.contains("mantissa help glossary"),
+        "{term}"
+    );
+    let report = json(&["explain", "kl", "--json"]);
+    assert_eq!(report["term"]["term"], "KL divergence (KL)");
+    assert!(report["topics"].as_array().unwrap().is_empty(), "{report}");
+    let line = fail(2, &["explain", "xyzzy"]);
+    assert!(
+        line.contains("expected a number, or one of ") && line.contains("mantissa help glossary"),
+        "{line}"
+    );
+}
+
 /// Returns the commands of a line: `…; check: mantissa …`.
 fn commands(line: &str) -> impl Iterator<Item = &str> {
     let parts = line.split("; ").map(|part| part.trim_start_matches("check: "));

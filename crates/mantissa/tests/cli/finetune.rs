@@ -40,6 +40,43 @@ fn losses(run: &Path) -> Vec<f64> {
     log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap()).collect()
 }
 
+/// Questions with answers under other names are told by the renaming that makes them trainable, and a field of a text is taken
+/// where it is named.
+#[test]
+fn pairs_of_other_names_are_refused_with_their_renaming() {
+    let temp = TempDir::new().unwrap();
+    let (file, out) = (temp.path().join("pairs.jsonl"), temp.path().join("run"));
+    let write = |asked: &str, answer: &str| {
+        let line = |i: usize| {
+            format!("{{\"{asked}\": \"What is {i} and {i}? \", \"{answer}\": \"It is {}.\"}}\n", 2 * i)
+        };
+        fs::write(&file, (0..40).map(line).collect::<String>()).unwrap();
+    };
+    for (asked, answer) in [("question", "answer"), ("input", "output"), ("Query", "Response")] {
+        write(asked, answer);
+        let line = fail(2, &arguments(&file, &out, &[]));
+        let fix = format!("fix: rename \"{asked}\" to \"prompt\" and \"{answer}\" to \"completion\"");
+        assert!(
+            line.contains(&fix) && line.contains("pairs.jsonl: line 1: expected one of {\"messages\""),
+            "{line}"
+        );
+    }
+    write("prompt", "response");
+    let line = fail(2, &arguments(&file, &out, &[]));
+    assert!(line.contains("fix: rename \"response\" to \"completion\""), "{line}");
+    write("prompt", "completion");
+    let done = json(&arguments(&file, &out, &["--steps", "1", "--json"]));
+    assert_eq!(done["data"]["conversations"], 40, "{done}");
+    // A text of another name, without a number of steps: its tokens are counted for them.
+    write("title", "body");
+    let line = fail(2, &arguments(&file, &out, &["--restart"]));
+    assert!(line.contains("fix: name the field of the text (--set data.field=NAME)"), "{line}");
+    let passes =
+        ["finetune", "demo", "--data", text(&file), "--out", text(&out), "--quiet", "--json", "--restart"];
+    let done = json(&[&passes[..], &["--length", "32", "--set", "data.field=title"]].concat());
+    assert_eq!(done["data"]["documents"], 40, "{done}");
+}
+
 #[test]
 fn qlora_learns_and_writes_what_peft_and_run_read() {
     let temp = TempDir::new().unwrap();
@@ -70,8 +107,15 @@ fn qlora_learns_and_writes_what_peft_and_run_read() {
         succeed(&[&["run", text(&out.join(model))][..], &prompt].concat());
     }
     // A finished run is not started again unless requested.
-    let line = fail(2, &arguments(&data, &out, &["--merge", "--requantize", "int4-g32"]));
-    assert!(line.contains("finished its 24 steps"), "{line}");
+    let again = json(&arguments(&data, &out, &["--merge", "--requantize", "int4-g32", "--json"]));
+    assert_eq!(again["already_complete"], true);
+    for figure in ["merged_kl", "quantized_kl", "loss", "adapter", "model", "quantized", "parameters", "next"]
+    {
+        assert!(!done[figure].is_null() && done[figure] == again[figure], "{figure}: {again}");
+    }
+    let line = fail(2, &arguments(&data, &out, &["--merge"]));
+    assert!(line.contains("finished its 24 steps with other settings (adapter.requantize"), "{line}");
+    assert!(line.contains("fix: --out FOLDER for another run"), "{line}");
     succeed(&arguments(&data, &out, &["--restart", "--steps", "1"]));
     assert!(out.join("adapter").exists() && !out.join("model").exists() && !out.join("quantized").exists());
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::chat::model;
-use crate::support::{File, fail, json as run_json, mantissa, stderr, strict_json, succeed, text};
+use crate::support::{File, command, fail, json as run_json, mantissa, stderr, strict_json, succeed, text};
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
 
@@ -51,6 +51,32 @@ fn losses(run: &Path, field: &str) -> Vec<f64> {
 
 fn chat(model: &Path, more: &[&str]) -> Value {
     run_json(&[&["run", text(model), "--chat", "-n", "12", "--json", "--quiet", "-p"], more].concat())
+}
+
+/// An epoch is one pass, also over fewer windows than a batch holds by default: the data are one window here.
+#[test]
+fn epochs_count_passes_over_few_windows() {
+    let temp = TempDir::new().unwrap();
+    let (base, data) = (base(temp.path(), &json!(TEMPLATE)), conversations(temp.path(), 1));
+    let first =
+        ["finetune", text(&base), "--data", text(&data), "--adapter", "none", "--length", "64", "--json"];
+    let run = |out: &str, more: &[&str]| {
+        let output =
+            command().args(first).args(["--out", text(&temp.path().join(out))]).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (report["steps"].as_u64().unwrap(), report["tokens"].as_u64().unwrap(), stderr(&output))
+    };
+    let (steps, tokens, said) = run("one", &[]);
+    assert!(steps == 1 && tokens <= 64 && !said.contains("passes over"), "{steps} {tokens} {said}");
+    assert_eq!(run("three", &["--epochs", "3"]).0, 3);
+    assert_eq!(run("half", &["--epochs", "0.5"]).0, 1);
+    let (steps, all, said) = run("batch", &["--epochs", "3", "--batch", "8"]);
+    assert_eq!((steps, all), (1, 8 * tokens));
+    let note =
+        "a batch of 8 windows passes over the data's 1 window 8.0 times in every step (--batch 1: once)";
+    assert!(said.contains(note), "{said}");
+    assert_eq!(run("set", &["--epochs", "4", "--set", "data.batch=1", "--set", "data.accumulate=2"]).0, 2);
 }
 
 /// Loss on the answers and their end only, and the same template in `run --chat`, which then gives the answer.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::main_job::{tiny, windows};
-use crate::support::{fail, json, succeed, text};
+use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
 
 fn kl(report: &Value, unit: &Value, scheme: &str) -> f64 {
     let candidates = unit["candidates"].as_array().unwrap();
@@ -67,6 +67,39 @@ fn the_budget_goes_where_it_saves_most() {
     assert!(weights(&out) == weights(&again));
     let said = succeed(&[&fit[..], &["--budget", "1MB", "--out", text(&temp.path().join("large"))]].concat());
     assert!(said.contains("int8-g8") && said.contains("KL of each unit alone"), "{said}");
+}
+
+/// Integers without a group take the default one of the model, as the default schemes do, and the note names it.
+#[test]
+fn integers_take_the_default_group() {
+    let temp = TempDir::new().unwrap();
+    let stories = fs::read_to_string(root().join("crates/mantissa-jobs/demo/text/stories.txt")).unwrap();
+    let sample = temp.path().join("sample.txt");
+    fs::write(&sample, stories.chars().take(3000).collect::<String>()).unwrap();
+    let fit = |schemes: &str, out: &str| {
+        let out = temp.path().join(out);
+        let first =
+            ["fit", "demo", "--budget", "6bpw", "--method", "rtn", "--windows", "1", "--context", "64"];
+        let output = mantissa(
+            &[&first[..], &["--text", text(&sample), "--schemes", schemes, "--out", text(&out), "--json"]]
+                .concat(),
+        );
+        let said = stderr(&output);
+        assert!(output.status.success(), "{said}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let of = |candidate: &Value| candidate["scheme"].as_str().unwrap().to_owned();
+        let found: Vec<String> =
+            report["units"][0]["candidates"].as_array().unwrap().iter().map(of).collect();
+        (found, report["kl"].clone(), said)
+    };
+    let (found, kl, said) = fit("int4,int8-asym", "short");
+    assert_eq!(found, ["int4-g128", "int8-g128-asym"]);
+    assert!(said.contains("--schemes int4,int8-asym: with the default groups of this model, g128"), "{said}");
+    let (whole, same, said) = fit("int4-g128,int8-g128-asym", "whole");
+    assert_eq!((whole, same), (found, kl));
+    assert!(!said.contains("default groups"), "{said}");
+    let line = fail(2, &["fit", "demo", "--budget", "6bpw", "--schemes", "int99", "--out", text(&sample)]);
+    assert!(line.contains("int99"), "{line}");
 }
 
 /// Every method of recipe names works, and the saved recipe names it.

@@ -68,8 +68,16 @@ fn runs_are_compared_on_one_page() {
         let part = part.trim_start_matches("8 ");
         assert!(said.contains(part), "{part}: {said}");
     }
+    let words = |said: &str| said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&said).contains("one seed each, so noise is not measured"), "{said}");
     let html = fs::read_to_string(&page).unwrap();
-    for part in ["Loss, smoothed, by tokens", "Validation loss", "Settings that differ", "optimizer.lr"] {
+    for part in [
+        "one seed each, so noise is not measured",
+        "Loss, smoothed, by tokens",
+        "Validation loss",
+        "Settings that differ",
+        "optimizer.lr",
+    ] {
         assert!(html.contains(part), "{part}");
     }
     // Both runs are in every legend; finished runs do not change.
@@ -84,6 +92,30 @@ fn runs_are_compared_on_one_page() {
     assert!(line.contains("the folder of a training run, beside other runs"), "{line}");
     let line = fail(2, &["report", text(&runs[0]), text(&runs[1]), "--prompt", "a"]);
     assert!(line.contains("--prompt"), "{line}");
+    // A run more on the same page, which is not that of a run, an edited one or a stranger's.
+    train(&config, &["out=c", "seed=9"], &["--quiet"]);
+    let third = temp.path().join("c");
+    for all in [&[text(&runs[0]), text(&runs[1]), text(&third)][..], &[text(&third), text(&runs[0])]] {
+        succeed(&[&["report"][..], all].concat());
+        succeed(&[&["report"][..], all, &["--out", text(&page)]].concat());
+    }
+    let said = succeed(&["report", text(&runs[0]), text(&third)]);
+    assert!(words(&said).contains("by the seed alone, losses differ by up to 0."), "{said}");
+    succeed(&["report", text(&third), text(&runs[0])]);
+    let place = temp.path().join("comparison.report.html");
+    let html = fs::read_to_string(&place).unwrap();
+    assert!(html.contains("Training runs c, a"), "{html}");
+    let line = fail(2, &["report", text(&runs[0]), "--out", text(&place)]);
+    assert!(line.contains("a file that this job did not write"), "{line}");
+    // The run that is missing is named, not the page.
+    let line = fail(2, &["report", text(&runs[0]), text(&temp.path().join("nope"))]);
+    assert!(
+        line.contains("nope: expected the folder of a training run") && line.contains("no such folder"),
+        "{line}"
+    );
+    fs::write(&place, html + "<!-- my notes -->").unwrap();
+    let line = fail(2, &["report", text(&runs[0]), text(&third)]);
+    assert!(line.contains("a file that this job did not write"), "{line}");
     let nine = vec![text(&runs[0]); 9];
     assert!(fail(2, &[&["report"][..], &nine].concat()).contains("at most 8 to compare"));
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::stops::{start, stopped_at_any_time};
-use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
+use crate::support::{command, fail, json, mantissa, root, stderr, succeed, text};
 
 const STEPS: usize = 40;
 
@@ -74,9 +74,33 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     let model = temp.path().join("run/model");
     assert_eq!(json(&["inspect", text(&model), "--json"])["convention"], "dense");
     succeed(&["run", text(&model), "-p", "Line 7 says", "-n", "8", "--quiet"]);
-    // A run is not started twice unless requested.
+    // A run is not started twice unless requested: it answers with what it did.
+    let written = fs::metadata(model.join("model.safetensors")).unwrap().modified().unwrap();
+    let again = json(&["train", text(&config), "--json", "--quiet"]);
+    assert_eq!((&done["already_complete"], &again["already_complete"]), (&false.into(), &true.into()));
+    for figure in [
+        "outcome",
+        "steps",
+        "tokens",
+        "skipped",
+        "loss",
+        "exported_step",
+        "data",
+        "learning",
+        "model",
+        "next",
+    ] {
+        assert_eq!(done[figure], again[figure], "{figure}");
+    }
+    assert!(succeed(&["train", text(&config)]).contains("time        already complete: all files"));
+    assert_eq!(fs::metadata(model.join("model.safetensors")).unwrap().modified().unwrap(), written);
+    // A result that was changed since is named, and --resume writes it again.
+    let config_json = fs::read_to_string(model.join("config.json")).unwrap();
+    fs::write(model.join("config.json"), config_json.replace('}', " }")).unwrap();
     let line = fail(2, &["train", text(&config), "--quiet"]);
-    assert!(line.contains("got one that finished its 40 steps; fix: --set out=FOLDER"), "{line}");
+    let found = "got one that finished its 40 steps with other files since: model: config.json: expected";
+    assert!(line.contains(found) && line.contains("fix: --set out=FOLDER"), "{line}");
+    fs::write(model.join("config.json"), config_json).unwrap();
     // Other settings are named with both values, also where they would be resumed.
     let longer = ["train", text(&config), "--quiet", "--set", "schedule.steps=50", "--set", "seed=4"];
     for how in [&[][..], &["--resume"]] {
@@ -96,12 +120,62 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     fs::write(temp.path().join("text.txt"), lines.replace("before", "after")).unwrap();
     let line = fail(2, &["train", text(&config), "--quiet"]);
     assert!(line.contains("the data and the tokenizer that the unfinished run began with"), "{line}");
+    // A finished one is not that of other data either.
+    fs::rename(temp.path().join("model"), folder.join("model")).unwrap();
+    let line = fail(2, &["train", text(&config), "--quiet"]);
+    assert!(line.contains("finished its 40 steps with other data or another tokenizer; fix"), "{line}");
+    fs::rename(folder.join("model"), temp.path().join("model")).unwrap();
     fs::write(temp.path().join("text.txt"), lines).unwrap();
     assert_eq!(json(&["train", text(&config), "--json", "--quiet"])["steps"], STEPS);
     let weights = |model: &Path| fs::read(model.join("model.safetensors")).unwrap();
     assert!(weights(&folder.join("model")) == weights(&temp.path().join("model")));
     let again = json(&["train", text(&config), "--resume", "--json", "--quiet"]);
     assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
+}
+
+/// What is typed in the place of settings is answered with what works.
+#[test]
+fn slips_before_a_run_are_told_their_commands() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let data = temp.path().join("my text.txt");
+    fs::write(&data, "Once upon a time.\nThe end.\n").unwrap();
+    let line = fail(2, &["train", text(&data)]);
+    let fix = format!("fix: mantissa train --init small --data '{}' > run.toml, then", text(&data));
+    assert!(line.contains("expected settings of a run") && line.contains(&fix), "{line}");
+    // Settings with a fault stay settings.
+    let broken = temp.path().join("broken.cfg");
+    fs::write(&broken, "[data]\nfiles = [\n").unwrap();
+    assert!(fail(2, &["train", text(&broken)]).contains("TOML: "));
+    for (change, part) in [
+        ("optimizer=muon", "expected optimizer.kind=muon"),
+        ("precision=nvfp4", "expected precision.policy=nvfp4"),
+        (
+            "optimizer.kind=paged_adamw_8bit",
+            "fix: --set optimizer.kind=adamw --set optimizer.moments=8bit --set optimizer.paged=true",
+        ),
+    ] {
+        let line = fail(2, &["train", text(&config), "--dry-run", "--set", change]);
+        assert!(line.contains(part), "{change}: {line}");
+    }
+    // The changes that a message names are accepted.
+    let changed =
+        ["--set", "optimizer.kind=adamw", "--set", "optimizer.moments=8bit", "--set", "optimizer.paged=true"];
+    succeed(&[&["train", text(&config), "--dry-run"][..], &changed].concat());
+    // Data for new settings are looked at.
+    let init = ["train", "--init", "small", "--data"];
+    let line = fail(2, &[&init[..], &["d.csv"]].concat());
+    assert!(line.contains("d.csv: format") && line.contains("read_csv('d.csv')"), "{line}");
+    let output = command().args(init).arg("none.txt").output().unwrap();
+    assert!(
+        output.status.success() && stderr(&output).contains("none.txt: no such file here"),
+        "{}",
+        stderr(&output)
+    );
+    let output = command().args(init).args(["none.txt", "--strict"]).output().unwrap();
+    assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}", stderr(&output));
+    let output = command().args(init).arg(&data).output().unwrap();
+    assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
 }
 
 /// The history of a model lists the commands that made it, in order.

@@ -1,9 +1,12 @@
 //! One line of the data.
 
+use std::borrow::Cow;
+
 use mantissa_model::Message;
+use mantissa_store::Shown;
 use serde_json::{Map, Value};
 
-use super::super::records::FORMS;
+use super::super::records::{FORMS, renaming};
 use super::super::text::kind;
 
 /// A parsed line.
@@ -27,27 +30,27 @@ pub(super) struct Fault {
     /// Values allowed.
     pub(super) allowed: &'static str,
     /// Change that makes the line valid.
-    pub(super) fix: &'static str,
+    pub(super) fix: Cow<'static, str>,
 }
 
 impl Fault {
     /// Creates the fault of a line that has none of the [`FORMS`].
     fn form(found: impl Into<String>) -> Self {
         let fix = "write one JSON object of one of these forms on the line, or remove it";
-        Fault { field: String::new(), found: found.into(), allowed: FORMS, fix }
+        Fault { field: String::new(), found: found.into(), allowed: FORMS, fix: fix.into() }
     }
 
     fn new(
         field: impl Into<String>,
         found: impl Into<String>,
         allowed: &'static str,
-        fix: &'static str,
+        fix: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Fault { field: field.into(), found: found.into(), allowed, fix }
+        Fault { field: field.into(), found: found.into(), allowed, fix: fix.into() }
     }
 
     /// Creates the fault of a field that holds another value, or none.
-    fn text(field: impl Into<String>, found: Option<&Value>, fix: &'static str) -> Self {
+    fn text(field: impl Into<String>, found: Option<&Value>, fix: impl Into<Cow<'static, str>>) -> Self {
         Fault::new(field, found.map_or("no such field", kind), "a text", fix)
     }
 }
@@ -71,7 +74,8 @@ impl Line {
         }
         let has = |field: &str| fields.get(field).is_some_and(|value| !value.is_null());
         let form: Vec<&str> = FIELDS.into_iter().filter(|field| has(field)).collect();
-        match form.as_slice() {
+        let renaming = renaming(fields.keys());
+        let parsed = match form.as_slice() {
             // Alpaca has its prompt as "text" too.
             ["instruction"] | ["instruction", "text"] => instruction(&mut fields),
             ["messages"] | ["conversations"] => {
@@ -107,7 +111,13 @@ impl Line {
                 let shown = |name: &&str| format!("\"{name}\": {}", fields.get(*name).map_or("", kind));
                 Err(Fault::form(form.iter().map(shown).collect::<Vec<_>>().join(", ")))
             }
-        }
+        };
+        // A pair of other names is told by its renaming, whatever its form lacks.
+        let is_pair = form.is_empty() || ["prompt", "completion", "instruction"].contains(&form[0]);
+        parsed.map_err(|fault| match renaming.filter(|_| is_pair) {
+            Some(renaming) => Fault { fix: renaming.into(), ..fault },
+            None => fault,
+        })
     }
 }
 
@@ -193,7 +203,7 @@ const ROLES: [(&str, &str); 9] = [
 
 /// Reads the message at `place`, and if it is an answer that counts.
 fn message(place: &str, value: Value) -> Result<(Message, bool), Fault> {
-    let fix = "write it as {\"role\": \"user\", \"content\": \"…\"}";
+    let fix = written(["role", "content"], "user");
     let Value::Object(mut fields) = value else {
         return Err(Fault::new(place, kind(&value), "a message of a role and a text", fix));
     };
@@ -207,17 +217,18 @@ fn message(place: &str, value: Value) -> Result<(Message, bool), Fault> {
     let is_sharegpt = !fields.contains_key("role") && fields.contains_key("from");
     let (role, content) = match is_sharegpt {
         true => {
-            let fix = "write it as {\"from\": \"human\", \"value\": \"…\"}";
-            let from = text(&mut fields, "from", fix).map_err(|fault| fault.within(place))?;
+            let fix = written(["from", "value"], "human");
+            let from = text(&mut fields, "from", fix.clone()).map_err(|fault| fault.within(place))?;
             let Some((_, role)) = ROLES.into_iter().find(|(own, _)| own.eq_ignore_ascii_case(&from)) else {
                 let allowed = "human, gpt, system or tool";
                 return Err(Fault::new(named("from"), format!("{from:?}"), allowed, fix));
             };
-            (role.to_owned(), content(&mut fields, place, "value", fix)?)
+            (role.to_owned(), content(&mut fields, place, "value", written(["from", "value"], &from))?)
         }
         false => {
             let role = text(&mut fields, "role", fix).map_err(|fault| fault.within(place))?;
-            (role, content(&mut fields, place, "content", fix)?)
+            let content = content(&mut fields, place, "content", written(["role", "content"], &role))?;
+            (role, content)
         }
     };
     let weight = match fields.get("weight") {
@@ -231,6 +242,11 @@ fn message(place: &str, value: Value) -> Result<(Message, bool), Fault> {
     Ok((Message { role, content }, counts))
 }
 
+/// Says how to write a message of `role`, with these names of its fields.
+fn written([named, said]: [&str; 2], role: &str) -> String {
+    format!("write it as {{\"{named}\": \"{}\", \"{said}\": \"…\"}}", Shown(role))
+}
+
 impl Fault {
     /// Returns the fault of a field of the value at `place`.
     fn within(self, place: &str) -> Self {
@@ -239,12 +255,7 @@ impl Fault {
 }
 
 /// Takes the text of a message: a text, or a list of parts that are texts (OpenAI's form).
-fn content(
-    fields: &mut Map<String, Value>,
-    place: &str,
-    field: &str,
-    fix: &'static str,
-) -> Result<String, Fault> {
+fn content(fields: &mut Map<String, Value>, place: &str, field: &str, fix: String) -> Result<String, Fault> {
     let Some(Value::Array(parts)) = fields.get(field) else {
         return text(fields, field, fix).map_err(|fault| fault.within(place));
     };
@@ -263,7 +274,11 @@ fn content(
 }
 
 /// Takes a text that must be there.
-fn text(fields: &mut Map<String, Value>, field: &str, fix: &'static str) -> Result<String, Fault> {
+fn text(
+    fields: &mut Map<String, Value>,
+    field: &str,
+    fix: impl Into<Cow<'static, str>>,
+) -> Result<String, Fault> {
     match fields.remove(field) {
         Some(Value::String(text)) => Ok(text),
         other => Err(Fault::text(field, other.as_ref(), fix)),

@@ -70,7 +70,7 @@ pub(super) fn marked(
             field: "messages".to_owned(),
             found,
             allowed: "a conversation that the chat template renders",
-            fix: "change the roles or their order as the message says, or remove the line",
+            fix: "change the roles or their order as the message says, or remove the line".into(),
         })
     };
     let text = next()?;
@@ -86,7 +86,7 @@ pub(super) fn marked(
                     i + 1
                 ),
                 allowed: "a chat template that only appends turns",
-                fix: "cut the conversation into lines that end with the answer, other answers with \"weight\": 0",
+                fix: "cut the conversation into lines that end with the answer, other answers with \"weight\": 0".into(),
             });
         }
         spans.push(before.len()..end.len());

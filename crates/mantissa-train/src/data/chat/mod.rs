@@ -281,7 +281,7 @@ impl Reader<'_> {
                     field: "messages".to_owned(),
                     found: "messages, for a model without a chat template".to_owned(),
                     allowed: "lines of {\"prompt\": …, \"completion\": …} or {\"text\": …}",
-                    fix: "give the model a chat_template.jinja",
+                    fix: "give the model a chat_template.jinja".into(),
                 };
                 return Err(self.fault(of_messages.map_or(0, |(number, _)| *number), fault));
             }

@@ -168,6 +168,20 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
         (r#"{"messages": 3}"#, "messages: expected a list of messages, got a number"),
         (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content: expected a text, got no such field"),
         (
+            r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant"}]}"#,
+            r#"messages[1].content: expected a text, got no such field; fix: write it as {"role": "assistant", "content": "…"}"#,
+        ),
+        (
+            r#"{"conversations": [{"from": "gpt", "value": 1}]}"#,
+            r#"conversations[0].value: expected a text, got a number; fix: write it as {"from": "gpt", "value": "…"}"#,
+        ),
+        (
+            r#"{"question": "a", "answer": "b"}"#,
+            r#"fix: rename "question" to "prompt" and "answer" to "completion""#,
+        ),
+        (r#"{"instruction": "a", "response": "b"}"#, r#"fix: rename "response" to "output""#),
+        (r#"{"prompt": "a", "response": "b"}"#, r#"fix: rename "response" to "completion""#),
+        (
             r#"{"messages": [{"role": "user", "content": null}]}"#,
             "messages[0].content: expected a text, got null",
         ),

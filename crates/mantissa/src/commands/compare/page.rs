@@ -4,7 +4,7 @@ use mantissa_eval::verdict::Verdict;
 use mantissa_jobs::{CompareReport, CompareRow};
 
 use super::{against_best, by_text, conclusion, kl_text, measured_on, named, share, sizes};
-use crate::output::{Align, Table, bytes, number, sentence};
+use crate::output::{Align, Table, bytes, counted, number, sentence};
 use crate::report::{Axis, Html, Page, Point, Reading, Scatter, gauge, table};
 
 /// Makes the page.
@@ -105,8 +105,8 @@ fn differences(page: &mut Page, report: &CompareReport) {
     }
     let said = format!(
         "Paired by window, so that what all candidates find hard does not count. One is called better if the difference is more \
-         than {critical:.2} standard errors: by chance that happens in 5 of 100 such comparisons of all {} pairs.",
-        report.pairs.len()
+         than {critical:.2} standard errors: by chance that happens in 5 of 100 such comparisons of {}.",
+        counted(report.pairs.len() as u64, "pair")
     );
     page.push(Html::details(
         "Differences between candidates",

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use mantissa_jobs::{BudgetText, Fit, FitArguments};
-use mantissa_num::Scheme;
+use mantissa_jobs::{BudgetText, CandidateScheme, Fit, FitArguments};
 use mantissa_plan::contract::EngineTarget;
 use mantissa_store::convention::Container;
 
@@ -12,7 +11,7 @@ use crate::commands::calibration::CalibrationArgs;
 use crate::commands::lint;
 use crate::commands::model::ModelPath;
 use crate::commands::outcome::MeasureArgs;
-use crate::commands::parse::{container, scheme};
+use crate::commands::parse::container;
 use crate::commands::tables::TableArgs;
 use crate::commands::text::bound;
 
@@ -63,12 +62,13 @@ pub struct Args {
         help_heading = "Recipe"
     )]
     pub(super) method: Vec<String>,
-    /// Candidate schemes [default: int3, int4, int6, int8]
+    /// Candidate schemes [default: int3,int4,int6,int8]
     ///
-    /// Separated by commas. The default schemes have groups of 128, or of 32 if 128 does not divide every row; for qtip
-    /// they are trellis2, trellis3, trellis4. With several methods each takes those that it can.
-    #[arg(long, value_name = "SCHEMES", value_delimiter = ',', value_parser = scheme, help_heading = "Recipe")]
-    pub(super) schemes: Vec<Scheme>,
+    /// Separated by commas, such as int4-g32,int8-channel. Integers without a group, as the default ones, have groups of 128
+    /// (int4-g128), or of 32 if 128 does not divide every row; for qtip the default is trellis2, trellis3, trellis4. With
+    /// several methods each takes those that it can.
+    #[arg(long, value_name = "SCHEMES", value_delimiter = ',', help_heading = "Recipe")]
+    pub(super) schemes: Vec<CandidateScheme>,
     /// Checkpoint format [default: from the schemes]
     ///
     /// The default is the first format that holds the schemes.

@@ -12,7 +12,7 @@ use super::args::Args;
 use crate::commands::outcome::{human_figures, linear_bits, worst};
 use crate::commands::quantize::ALREADY;
 use crate::commands::{tasks, verify};
-use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
+use crate::output::{Align, Table, bytes, counted, labelled, number, paragraph, written};
 
 /// Report of a job that had nothing to do: what its output records. The search is not recorded.
 #[derive(Serialize)]
@@ -36,7 +36,11 @@ impl<'a> Complete<'a> {
     pub(super) fn human(&self, out: &mut dyn Write) -> io::Result<()> {
         let quality = self.quality;
         let (output, format) = (self.output.display(), &quality.container);
-        labelled(out, "output", &format!("{output}: {} layers in format {format}", quality.layers.len()))?;
+        labelled(
+            out,
+            "output",
+            &format!("{output}: {} in format {format}", counted(quality.layers.len() as u64, "layer")),
+        )?;
         labelled(out, "size", &bytes(quality.bytes))?;
         let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
         labelled(out, "bits", &format!("{linear} in linear layers"))?;
@@ -109,7 +113,11 @@ impl<'a> Done<'a> {
 pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let quality = done.quality;
     let (output, format) = (done.output.display(), &quality.container);
-    labelled(out, "output", &format!("{output}: {} layers in format {format}", quality.layers.len()))?;
+    labelled(
+        out,
+        "output",
+        &format!("{output}: {} in format {format}", counted(quality.layers.len() as u64, "layer")),
+    )?;
     labelled(out, "size", &bytes(quality.bytes))?;
     let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
     labelled(out, "bits", &format!("{linear} in linear layers by {}", done.method))?;

@@ -17,7 +17,7 @@ use super::super::next_steps::NextSteps;
 use super::super::outcome::{human_figures, layer_table, linear_bits};
 use super::super::{tables, tasks, verify};
 use super::args::Args;
-use crate::output::{bytes, labelled};
+use crate::output::{bytes, counted, labelled};
 
 #[derive(Serialize)]
 pub(super) struct Done<'a> {
@@ -127,7 +127,11 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     let kept = if r.kept.is_empty() { String::new() } else { format!(", {} kept", r.kept.len()) };
     let output = done.output.display();
     labelled(out, "recipe", &r.recipe)?;
-    labelled(out, "output", &format!("{output}: {} layers in format {}{kept}", r.layers.len(), r.container))?;
+    labelled(
+        out,
+        "output",
+        &format!("{output}: {} in format {}{kept}", counted(r.layers.len() as u64, "layer"), r.container),
+    )?;
     if let Some(line) = kept_line(r) {
         labelled(out, "kept", &line)?;
     }

@@ -97,7 +97,11 @@ pub fn compare(paths: &[PathBuf]) -> Result<(Comparison, Page)> {
     let all = paths.iter().zip(&names).zip(&read);
     let runs: Vec<RunRow> = all.map(|((path, name), run)| row(path, name, run, common)).collect();
     let differences = differences(read.iter().map(|run| run.settings.as_str()));
-    let summary = summary(&runs, common);
+    let mut summary = summary(&runs, common);
+    let settings: Vec<&str> = read.iter().map(|run| run.settings.as_str()).collect();
+    // Behind the losses, which it limits.
+    let losses = summary.iter().take_while(|line| line.contains("loss")).count();
+    summary.splice(losses..losses, noise(&runs, &settings));
     let comparison = Comparison { runs, common_tokens: common, differences, summary };
     let page = page(&comparison, &read);
     Ok((comparison, page))
@@ -209,6 +213,43 @@ fn summary(runs: &[RunRow], common: u64) -> Vec<String> {
         lines.push(format!("not done: {}", open.join(", ")));
     }
     lines
+}
+
+/// Says how far losses differ by the seed alone: as measured where runs differ in nothing else, else that one seed does not tell.
+fn noise(runs: &[RunRow], settings: &[&str]) -> Option<String> {
+    let validated = runs.iter().all(|run| run.validation_loss.is_some());
+    let loss = |run: &RunRow| if validated { run.validation_loss } else { run.loss_at_common_tokens };
+    let losses: Vec<f64> = runs.iter().map(loss).collect::<Option<_>>()?;
+    let without_seed = |text: &&str| {
+        let mut flat = flat_settings(text);
+        ["seed", "out"].iter().for_each(|key| drop(flat.remove(*key)));
+        flat
+    };
+    let all: Vec<_> = settings.iter().map(without_seed).collect();
+    let groups = all.iter().map(|of| (0..all.len()).filter(|&at| all[at] == *of).collect::<Vec<_>>());
+    let range = |group: &[usize]| {
+        let of_group = || group.iter().map(|&at| losses[at]);
+        of_group().fold(f64::NEG_INFINITY, f64::max) - of_group().fold(f64::INFINITY, f64::min)
+    };
+    let seeds = |group: &Vec<usize>| {
+        let seed = |&at: &usize| flat_settings(settings[at]).get("seed").cloned();
+        group.iter().map(seed).collect::<BTreeSet<_>>().len()
+    };
+    let repeated = groups.filter(|group| !all[group[0]].is_empty() && seeds(group) > 1);
+    let widest = repeated.max_by(|a, b| range(a).total_cmp(&range(b)));
+    Some(match widest {
+        Some(group) => {
+            let names: Vec<&str> = group.iter().map(|&at| runs[at].name.as_str()).collect();
+            format!(
+                "by the seed alone, losses differ by up to {:.4} here ({}): smaller differences tell nothing",
+                range(&group),
+                names.join(", ")
+            )
+        }
+        None => "one seed each, so noise is not measured: the same settings under another seed end at another loss, in small runs \
+                 by 0.01 to 0.02 (mantissa help results/training); a run with --set seed=N (finetune --seed N) measures it"
+            .to_owned(),
+    })
 }
 
 /// Returns the table of final figures, a row for each run.
@@ -326,6 +367,48 @@ mod tests {
         let keys: Vec<_> = found.iter().map(|difference| difference.key.as_str()).collect();
         assert_eq!(keys, ["optimizer.eps", "optimizer.lr"]);
         assert_eq!(found[0].values, [None, Some("1.0".to_owned())]);
+    }
+
+    #[test]
+    fn noise_is_measured_by_runs_that_differ_in_their_seed_alone() {
+        let row = |name: &str, loss: f64| RunRow {
+            run: PathBuf::from(name),
+            name: name.to_owned(),
+            state: "done",
+            policy: None,
+            parameters: None,
+            trainable_parameters: None,
+            steps: 1,
+            tokens: 1,
+            loss: Some(loss),
+            smoothed_loss: Some(loss),
+            loss_at_common_tokens: Some(loss),
+            validation_loss: Some(loss),
+            validation_step: Some(1),
+            tokens_per_s: None,
+            seconds: None,
+            skipped: 0,
+            measured_peak_memory: None,
+        };
+        let runs = [row("a", 3.0), row("b", 3.5), row("c", 3.03)];
+        let settings = ["seed = 1\nout = \"a\"\nlr = 1", "seed = 1\nlr = 2", "seed = 2\nout = \"c\"\nlr = 1"];
+        let said = noise(&runs, &settings).unwrap_or_default();
+        assert!(said.starts_with("by the seed alone, losses differ by up to 0.0300 here (a, c)"), "{said}");
+        let said = noise(&runs[..2], &settings[..2]).unwrap_or_default();
+        assert!(said.starts_with("one seed each, so noise is not measured"), "{said}");
+        // The same run twice is no second seed.
+        let twice = noise(&[row("a", 3.0), row("b", 3.5)], &[settings[0], settings[0]]).unwrap_or_default();
+        assert!(twice.starts_with("one seed each"), "{twice}");
+        assert!(
+            noise(
+                &[
+                    row("a", 3.0),
+                    RunRow { validation_loss: None, loss_at_common_tokens: None, ..row("b", 1.0) }
+                ],
+                &["", ""]
+            )
+            .is_none()
+        );
     }
 
     #[test]

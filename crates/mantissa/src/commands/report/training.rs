@@ -16,7 +16,7 @@ use super::health::{Health, STEP};
 use super::texts::name;
 use crate::commands::train::data;
 use crate::error::BadInput;
-use crate::output::{Align, Table, bytes, count, number};
+use crate::output::{Align, Table, bytes, count, counted, number, number_of};
 use crate::report::{Axis, Html, LineChart, Page, Series, pairs, table, tiles};
 
 /// Maximum size of `run.json` and `config.toml` in bytes.
@@ -142,8 +142,11 @@ fn verdict(
         n => format!("{n} steps skipped for gradients that overflowed"),
     };
     format!(
-        "{outcome}: {}{of} steps; loss {:.3} → {:.3} nats/token; {skipped}.",
-        last.step, first.loss, last.smoothed_loss
+        "{outcome}: {}{of} {}; loss {:.3} → {:.3} nats/token; {skipped}.",
+        last.step,
+        number_of(about.filter(|about| about.steps > 0).map_or(last.step, |about| about.steps), "step"),
+        first.loss,
+        last.smoothed_loss
     )
 }
 
@@ -177,7 +180,7 @@ fn figures(log: &[LogLine], about: Option<&RunFile>) -> Vec<(&'static str, Strin
     if let Some(last) = log.last() {
         let each = format!("last step {:.4}", last.loss);
         all.push(("loss, smoothed", format!("{:.4}", last.smoothed_loss), each));
-        all.push(("tokens", count(last.tokens), format!("{} steps", last.step)));
+        all.push(("tokens", count(last.tokens), counted(last.step, "step")));
         let speed = median(log.iter().map(|line| line.tokens_per_s)).unwrap_or(0.0);
         all.push(("throughput", format!("{} tok/s", count(speed as u64)), "median of all steps".to_owned()));
     }

@@ -2,7 +2,7 @@
 
 use mantissa_jobs::data_report::{ChatReport, DataReport, TextReport};
 
-use crate::output::count;
+use crate::output::{count, number_of};
 
 /// Says what was read, what trains, and what is cut or left out.
 pub(in crate::commands) fn sentence(data: &DataReport) -> String {
@@ -12,13 +12,18 @@ pub(in crate::commands) fn sentence(data: &DataReport) -> String {
     }
 }
 
+/// Says how many things of a kind there are, in short.
+fn many(n: u64, name: &str) -> String {
+    format!("{} {}", count(n), number_of(n, name))
+}
+
 fn of_chat(chat: &ChatReport) -> String {
     let ChatReport { conversations, left_out, cut, lost_tokens, trained, trained_tokens, length, .. } = chat;
     let mut text = format!(
-        "{} conversations: {} trained on, {} tokens of answers, {} with the end of an answer",
-        count(*conversations),
+        "{}: {} trained on, {} of answers, {} with the end of an answer",
+        many(*conversations, "conversation"),
         count(*trained),
-        count(*trained_tokens),
+        many(*trained_tokens, "token"),
         count(chat.trained_ends)
     );
     for (n, what) in [
@@ -33,7 +38,7 @@ fn of_chat(chat: &ChatReport) -> String {
     }
     if *lost_tokens > 0 {
         text +=
-            &format!("; {} tokens lost, {} of answers", count(*lost_tokens), count(chat.lost_answer_tokens));
+            &format!("; {} lost, {} of answers", many(*lost_tokens, "token"), count(chat.lost_answer_tokens));
     }
     text
 }
@@ -41,18 +46,18 @@ fn of_chat(chat: &ChatReport) -> String {
 fn of_text(text: &TextReport) -> String {
     let TextReport { documents, empty, tokens, windows, length, left_over, held_out_tokens, .. } = text;
     let mut said = format!(
-        "{} documents, {} tokens in {} windows of {length}",
-        count(*documents),
-        count(*tokens),
-        count(*windows)
+        "{}, {} in {} of {length}",
+        many(*documents, "document"),
+        many(*tokens, "token"),
+        many(*windows, "window")
     );
     for (n, what) in [
-        (*held_out_tokens, "tokens held out"),
-        (*empty, "empty records left out"),
-        (*left_over, "tokens at the end left over"),
+        (*held_out_tokens, ("token", "held out")),
+        (*empty, ("empty record", "left out")),
+        (*left_over, ("token", "at the end left over")),
     ] {
         if n > 0 {
-            said += &format!("; {} {what}", count(n));
+            said += &format!("; {} {}", many(n, what.0), what.1);
         }
     }
     said

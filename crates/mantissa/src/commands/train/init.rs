@@ -1,10 +1,14 @@
 //! `mantissa train --init`: prints complete settings with their model.
 
+use std::path::Path;
+
 use anyhow::Result;
 use mantissa_train::config::section;
+use mantissa_train::data::refuse_table;
 use serde::Serialize;
 
 use crate::context::Context;
+use crate::error::BadInput;
 
 /// Size of a model and its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -102,8 +106,25 @@ struct Shown {
 /// Prints settings for a model of `size` trained on the files `data`, for a number of steps or of minutes.
 ///
 /// # Errors
-/// I/O.
+/// Data that cannot be trained on; under `--strict`, files that do not exist; I/O.
 pub(super) fn run(size: Size, data: &[String], minutes: Option<f64>, context: &Context) -> Result<()> {
+    let files = || data.iter().map(Path::new);
+    for file in files() {
+        refuse_table(file)?;
+        if file.is_dir() {
+            return Err(
+                BadInput::new(file.display().to_string(), "a folder", "a file of training data").into()
+            );
+        }
+    }
+    // The settings may be meant for another folder.
+    let missing = files().filter(|file| !file.exists()).map(|file| {
+        format!(
+            "{}: no such file here; data.files are relative to the folder of the settings",
+            file.display()
+        )
+    });
+    context.warn_all(&missing.collect::<Vec<_>>())?;
     let shown = Shown { preset: size.preset().name, toml: settings(&size.preset(), data, minutes) };
     context.report(&shown, |out| write!(out, "{}", shown.toml))
 }
