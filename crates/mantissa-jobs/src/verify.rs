@@ -90,6 +90,10 @@ impl Job for Verify {
         if let Some(error) = self.models().find_map(|model| no_adapter(model)) {
             return Err(error.into());
         }
+        // What is not there is no fault of a model; the error names what is near.
+        if let Some(missing) = self.models().find(|model| !model.exists()) {
+            open_quietly(missing)?;
+        }
         let sequences = self.text.sequences(&self.model, false, host)?;
         if let Some(needs) = self.needed(host) {
             host.require_memory("verify", needs)?;

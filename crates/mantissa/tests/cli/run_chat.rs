@@ -296,7 +296,7 @@ fn the_next_command_of_a_chat_model_is_a_chat() {
     for (model, flag) in [(&plain, ""), (&chat, " --chat")] {
         for (format, name) in [("native", "o"), ("gguf", "o.gguf")] {
             let out = model.with_extension(name);
-            let recipe = if format == "gguf" { "q8_0" } else { "mxint8" };
+            let recipe = if format == "gguf" { "q8_0" } else { "rtn-mxint8" };
             let arguments =
                 ["quantize", text(model), "--recipe", recipe, "--for", "mantissa", "--out", text(&out)];
             let said = succeed(&arguments);
@@ -321,7 +321,7 @@ fn an_answer_that_is_cut_says_so() {
     let temp = tempfile::tempdir().unwrap();
     let folder = chat::model(temp.path(), &json!(TEMPLATE));
     let mut child = command()
-        .args(["run", &folder, "-i", "-c", "200"])
+        .args(["run", &folder, "-i"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -329,7 +329,7 @@ fn an_answer_that_is_cut_says_so() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"Hi\nAnd you?\n").unwrap();
     let notes = stderr(&child.wait_with_output().unwrap());
-    let full = "stopped: prompt and answer fill the context of 200 tokens";
+    let full = "stopped: prompt and answer fill the context of 64 tokens";
     assert!(notes.contains(full) && notes.contains("the oldest 2 messages were left out"), "{notes}");
 }
 
