@@ -6,7 +6,7 @@
 //! While an answer is written ([`answering`]), the first SIGINT ends the answer alone, and the second the process. While a
 //! person is asked for a line ([`asking`]), the first says how to leave.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
@@ -18,6 +18,7 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::error::{Exit, print_error};
+use crate::terminal;
 
 /// Time for orderly work to end.
 const GRACE: Duration = Duration::from_secs(4);
@@ -99,8 +100,7 @@ pub fn watch() -> io::Result<()> {
                 hint().filter(|_| signal == SIGINT && !WARNED.swap(true, Ordering::SeqCst))
             {
                 AGAIN.store(false, Ordering::SeqCst);
-                // A failure to write to standard error cannot be reported anywhere.
-                let _ = write!(io::stderr().lock(), "\n{hint}\n{PROMPT}");
+                terminal::ask_again(hint, PROMPT);
             } else {
                 return stop(signal);
             }

@@ -5,7 +5,7 @@
 //! escaped and lines are cut, whatever the place that made them forgot.
 
 use std::borrow::Cow;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 pub use mantissa_jobs::escape::{Escaping, line};
 use mantissa_store::shown::misleads;
@@ -44,6 +44,17 @@ pub fn generated(text: &str) -> Cow<'_, str> {
     }
     let escaped = |c: char| if acts(c) { c.escape_unicode().to_string() } else { c.to_string() };
     Cow::Owned(text.chars().map(escaped).collect())
+}
+
+/// True if a person reads the output and can answer: standard input and output are terminals.
+pub fn is_person() -> bool {
+    io::stdin().is_terminal() && io::stdout().is_terminal()
+}
+
+/// Prints a hint below a line that was begun, and the sign that a line is asked for.
+pub fn ask_again(hint: &str, sign: &str) {
+    // A failure to write to standard error cannot be reported anywhere.
+    let _ = write!(io::stderr().lock(), "\n{hint}\n{sign}");
 }
 
 #[cfg(test)]

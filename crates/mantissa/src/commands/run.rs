@@ -7,7 +7,6 @@ mod interactive;
 mod prompt;
 mod reference;
 
-use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Instant;
 
@@ -30,6 +29,7 @@ use super::text::BosArg;
 use crate::context::Context;
 use crate::error::{AnswerCut, BadInput};
 use crate::help::Group;
+use crate::terminal;
 
 pub use self::args::{Args, Engine};
 
@@ -160,8 +160,7 @@ impl Args {
     /// True if a chat begins though none was asked for: a person is at the terminal and gave no prompt.
     fn begins_chat(&self, tokenizer: &Tokenizer, context: &Context) -> bool {
         let unasked = self.text.is_none() && self.prompt.is_none() && self.bos == BosArg::Auto;
-        let person = io::stdin().is_terminal() && io::stdout().is_terminal() && context.prints_text();
-        unasked && person && tokenizer.chat_template().is_some()
+        unasked && terminal::is_person() && context.prints_text() && tokenizer.chat_template().is_some()
     }
 
     /// Says, unless JSON does, how an answer ended that its reader may have expected to be longer.
