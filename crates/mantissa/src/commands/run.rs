@@ -96,7 +96,7 @@ impl Execute for Args {
             reason.iter().for_each(|reason| context.note(reason));
             return interactive::run(asked, engine, &files, &tokenizer, context);
         }
-        let limit = self.longest(&files)?;
+        let limit = self.longest(&files, context)?;
         let prompt = Prompt::read(self, &tokenizer, context)?;
         self.require_room(prompt.tokens.len(), limit)?;
         let sampling = sampling(self, &files, context);
@@ -193,7 +193,7 @@ fn preview(
     tokenizer: &Tokenizer,
     context: &Context,
 ) -> Result<()> {
-    let limit = args.longest(files)?;
+    let limit = args.longest(files, context)?;
     let sampling = sampling(args, files, context);
     let prompt = match args.interactive {
         true => longest_turn(args, sampling, limit).0,

@@ -204,15 +204,20 @@ impl Args {
     /// Returns the largest number of tokens of prompt and answer for the model `files`.
     ///
     /// # Errors
-    /// [`BadInput`] for none, or more than the model's context.
-    pub(super) fn longest(&self, files: &ModelFiles) -> Result<usize> {
+    /// [`BadInput`] for none.
+    pub(super) fn longest(&self, files: &ModelFiles, context: &Context) -> Result<usize> {
         let limit = model::context_length(files)?;
         match self.context {
-            Some(context) if !(1..=limit).contains(&context) => {
+            Some(0) => {
                 let allowed = format!("1 to {limit}, the context of {}", self.model.named().display());
-                Err(BadInput::new("--context", context.to_string(), allowed).into())
+                Err(BadInput::new("--context", "0", allowed).into())
             }
-            Some(context) => Ok(context),
+            // People of llama.cpp type 4096 for every model.
+            Some(asked) if asked > limit => {
+                context.note(&format!("--context {asked}: the model has {limit}"));
+                Ok(limit)
+            }
+            Some(asked) => Ok(asked),
             None => Ok(if self.interactive { limit.min(CONVERSATION) } else { limit }),
         }
     }

@@ -40,7 +40,7 @@ pub(super) fn run(
     }
     let hint = "fix: leave out --interactive";
     let template = render_chat::template(args.model.named(), tokenizer, hint)?;
-    let limit = args.longest(files)?;
+    let limit = args.longest(files, context)?;
     let terminal = io::stdin().is_terminal();
     let sampling = sampling(args, files, context);
     let (prompt, longest) = longest_turn(args, sampling, limit);
