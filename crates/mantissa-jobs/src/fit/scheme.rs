@@ -91,7 +91,7 @@ mod tests {
             assert_eq!(candidate.to_string().parse::<CandidateScheme>().unwrap(), candidate);
             assert_eq!(candidate.takes_group(), text != expected, "{text}");
         }
-        for text in ["int4-g", "int99", "integer", "fp4-e2m1", "int4-g128-", ""] {
+        for text in ["int4-g", "int99", "integer", "fp4-e9m1", "int4-g128-", ""] {
             let error = text.parse::<CandidateScheme>().unwrap_err().to_string();
             assert_eq!(error, text.parse::<Scheme>().unwrap_err().to_string(), "{text}");
         }

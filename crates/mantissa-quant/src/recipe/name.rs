@@ -189,7 +189,9 @@ fn canonical(text: &str) -> String {
     };
     // Tools differ in what joins the parts of a name: `FP8_DYNAMIC`, `q4-k-m`.
     let spellings = [lower.clone(), lower.replace('_', "-"), lower.replace('-', "_")];
-    spellings.iter().find_map(|spelling| listed(spelling)).unwrap_or(lower)
+    let found = spellings.iter().find_map(|spelling| listed(spelling));
+    let behind_a_method = || spellings.iter().find(|spelling| composed(spelling).is_some()).cloned();
+    found.or_else(behind_a_method).unwrap_or(lower)
 }
 
 /// Returns the full name of an alias, and of one behind a transform or a method; other names are their own.
@@ -508,7 +510,7 @@ mod tests {
             ("Q4_K_M", "q4_k_m", Some("q4_k_m (llama.cpp file type 15)")),
             ("q4-k-m", "q4_k_m", Some("q4_k_m (llama.cpp file type 15)")),
             ("FP8_DYNAMIC", "fp8-dynamic", Some("rtn-fp8-e4m3-channel+fp8-e4m3-token")),
-            ("FP8_BLOCK", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128", Some("rtn-fp8-e4m3-t128x128+fp8-e4m3-g128")),
+            ("FP8_BLOCK", "fp8-block", Some("rtn-fp8-e4m3-t128x128+fp8-e4m3-g128")),
             ("W4A16_G128", "rtn-int4-g128", Some("rtn-int4-g128")),
             ("W8A8_INT8", "w8a8", Some("rtn-int8-channel+int8-token")),
             ("int4_weight_only", "rtn-int4-g128", Some("rtn-int4-g128")),

@@ -92,7 +92,7 @@ mod tests {
         };
         assert_eq!(first("model.layer.7.mlp.down_proj"), "model.layers.7.mlp.down_proj");
         assert_eq!(first("model.layers.11.self_attn.k_prj"), "model.layers.11.self_attn.k_proj");
-        assert_eq!(first("model.layers.99.mlp.down_proj"), "model.layers.0.mlp.down_proj");
+        assert_eq!(first("model.layers.99.mlp.down_proj"), "model.layers.9.mlp.down_proj");
         assert_eq!((first("*.down_prj").as_str(), first("lm_haed").as_str()), ("*.down_proj", "lm_head"));
     }
 }
