@@ -21,7 +21,7 @@ pub(super) fn with_subject(model: &str, device: &str, test: impl FnOnce(&Subject
 }
 
 /// Sections of the guide with a table, a list of causes or a question of their own.
-const SECTIONS: [&str; 33] = [
+const SECTIONS: [&str; 34] = [
     "1", "2.1", "2.2", "2.4", "3.1", "3.2", "3.4", "4.4", "4.5", "4.8", "4.9", "5.4", "5.5", "5.6", "6.1",
     "6.3", "6.6", "6.8", "6.9", "6.10", "7.2", "7.7", "7.8", "8.1", "8.7", "9.1", "9.2", "9.5", "11", "12.6",
     "15.1", "15.2", "15.3", "lecture",
