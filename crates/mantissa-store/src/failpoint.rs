@@ -196,6 +196,8 @@ impl Process {
         (process.fault.is_some() || process.trace.is_some()).then_some(process)
     }
 
+    // A panic is one of the faults that a test asks for.
+    #[allow(clippy::panic)]
     fn fault(&self, change: Change<'_>) -> io::Result<()> {
         let at = self.seen.fetch_add(1, Ordering::SeqCst);
         let error = |errno: rustix::io::Errno| Err(io::Error::from_raw_os_error(errno.raw_os_error()));
