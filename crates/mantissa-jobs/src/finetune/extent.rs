@@ -65,7 +65,6 @@ impl Extent {
     }
 
     /// Returns the tokens of a window, the number of windows, and what is held out, of conversations.
-
     fn of_chat(
         args: &TuningArguments,
         files: &ModelFiles,

@@ -198,7 +198,7 @@ fn refusals(answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
     let mut lines: Vec<(Refusal, String, Vec<&str>)> = Vec::new();
     for row in &answer.rows {
         let (Some(kind), Some(why)) = (row.refusal_kind(), row.refusal()) else { continue };
-        match lines.iter_mut().find(|(known, words, _)| (*known, &*words) == (kind, &why)) {
+        match lines.iter_mut().find(|(known, words, _)| *known == kind && *words == why) {
             Some((.., names)) => names.push(row.precision.name),
             None => lines.push((kind, why, vec![row.precision.name])),
         }
