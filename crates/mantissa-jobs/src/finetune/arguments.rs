@@ -71,7 +71,7 @@ pub struct TuningArguments {
     pub epochs: f64,
     /// Steps, instead of passes.
     pub steps: Option<u64>,
-    /// Windows of a batch; `None` for [`DEFAULT_BATCH`], or those of the data if they are fewer.
+    /// Windows of a batch; `None` for 8, or those of the data if they are fewer.
     pub batch: Option<usize>,
     /// Tokens per window; `None` for at most 512.
     pub length: Option<usize>,
