@@ -89,7 +89,7 @@ struct Settings {
     logprobs: bool,
 }
 
-/// What a model is loaded with.
+/// Companions of a model that is loaded.
 struct With {
     kv: Option<KvPolicy>,
     adapter: Option<PathBuf>,

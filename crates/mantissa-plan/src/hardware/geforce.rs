@@ -13,11 +13,15 @@ const SUMS_AMPERE: &str = "no FP8; f16 with sums in f32; twice as fast with sums
 /// Caveat of Ada and Blackwell.
 const SUMS_FP8: &str = "FP8 with sums in f32; int8 is twice as fast";
 
+/// Rate of the 128 FMA units of each of `sms` multiprocessors at `ghz`, 10^12 operations per second.
+const fn cores(sms: f64, ghz: f64) -> f64 {
+    sms * ghz * 0.256
+}
+
 /// Dense rates of `sms` multiprocessors of GA10x at `ghz`: 128 FMA units, and of matrix units 256 FMA in bf16 with sums in f32
 /// for each clock (GA102 whitepaper v2, table 3).
 const fn ampere(sms: f64, ghz: f64) -> [(Unit, f64); 6] {
-    // Operations of 2^8 per clock, in 10^12 per second.
-    let clock = sms * ghz * 0.256;
+    let clock = cores(sms, ghz);
     [
         (F32, clock),
         (Tf32, clock),
@@ -30,7 +34,7 @@ const fn ampere(sms: f64, ghz: f64) -> [(Unit, f64); 6] {
 
 /// Dense rates of `sms` multiprocessors of Ada at `ghz`: those of Ampere, and FP8 with sums in f32 at twice the rate of bf16.
 const fn ada(sms: f64, ghz: f64) -> [(Unit, f64); 7] {
-    let clock = sms * ghz * 0.256;
+    let clock = cores(sms, ghz);
     [
         (F32, clock),
         (Tf32, clock),
@@ -44,7 +48,7 @@ const fn ada(sms: f64, ghz: f64) -> [(Unit, f64); 7] {
 
 /// Dense rates of `sms` multiprocessors of RTX Blackwell at `ghz`: those of Ada without 4-bit integers, and FP4.
 const fn blackwell(sms: f64, ghz: f64) -> [(Unit, f64); 8] {
-    let clock = sms * ghz * 0.256;
+    let clock = cores(sms, ghz);
     [
         (F32, clock),
         (Tf32, clock),
@@ -222,7 +226,7 @@ pub(super) const ROWS: &[Spec] = &[
             (Int8, 389.9),
             (Int4, 779.8),
         ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
+        note: SUMS_FP8,
         source: "NVIDIA Ada GPU architecture whitepaper v2, appendix A; llmq src/utilities/sol.cpp",
         ..NVIDIA
     },
@@ -242,7 +246,7 @@ pub(super) const ROWS: &[Spec] = &[
             (Int8, 660.6),
             (Int4, 1321.2),
         ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
+        note: SUMS_FP8,
         source: "NVIDIA Ada GPU architecture whitepaper v2, appendix A; llmq src/utilities/sol.cpp",
         ..NVIDIA
     },
@@ -312,7 +316,7 @@ pub(super) const ROWS: &[Spec] = &[
             (Fp4, 703.0),
             (Int8, 351.5),
         ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
+        note: SUMS_FP8,
         source: "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1; llmq src/utilities/sol.cpp",
         ..NVIDIA
     },
@@ -333,7 +337,7 @@ pub(super) const ROWS: &[Spec] = &[
             (Fp4, 900.4),
             (Int8, 450.2),
         ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
+        note: SUMS_FP8,
         source: "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1; llmq src/utilities/sol.cpp",
         ..NVIDIA
     },
@@ -354,7 +358,7 @@ pub(super) const ROWS: &[Spec] = &[
             (Fp4, 1676.0),
             (Int8, 838.0),
         ],
-        note: "FP8 with sums in f32; int8 is twice as fast",
+        note: SUMS_FP8,
         source: "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, appendix A; llmq src/utilities/sol.cpp",
         ..NVIDIA
     },
@@ -366,7 +370,7 @@ mod tests {
     use super::super::device::Device;
     use super::*;
 
-    /// What NVIDIA states as AI TOPS: dense int8 of Ampere, sparse (twice dense) int8 of Ada and FP4 of Blackwell.
+    /// AI TOPS that NVIDIA states: dense int8 of Ampere, sparse (twice dense) int8 of Ada and FP4 of Blackwell.
     #[test]
     fn rates_give_the_stated_ai_tops() {
         for (name, unit, sparse, tops) in [

@@ -27,7 +27,7 @@ const fn plain(weights: f64, master: f64, gradients: f64) -> PolicyStorage {
 /// f32 weights, which are their own master and are rounded anew for every product, and f32 gradients.
 const ROUNDED_ANEW: PolicyStorage = plain(4.0, 0.0, 4.0);
 
-/// What policies store that do not keep [`ROUNDED_ANEW`].
+/// Storage of the policies that do not keep [`ROUNDED_ANEW`].
 const STORAGE: [(&str, PolicyStorage); 6] = [
     ("fp16", plain(2.0, 4.0, 4.0)),
     ("bf16", plain(2.0, 4.0, 4.0)),

@@ -12,7 +12,7 @@ use crate::help::{GlossaryEntry, glossary_entry, stem};
 /// Most topics that a word may have in common: more are no answer.
 const MOST: usize = 8;
 
-/// What words in place of a topic may mean.
+/// Meaning of words in place of a topic.
 #[derive(Default, Serialize)]
 pub(super) struct Meant {
     /// Topics whose names or questions have the words.

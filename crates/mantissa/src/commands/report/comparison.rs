@@ -96,9 +96,9 @@ pub fn compare(paths: &[PathBuf]) -> Result<(Comparison, Page)> {
     let common = read.iter().map(|run| run.log.last().map_or(0, |line| line.tokens)).min().unwrap_or(0);
     let all = paths.iter().zip(&names).zip(&read);
     let runs: Vec<RunRow> = all.map(|((path, name), run)| row(path, name, run, common)).collect();
-    let differences = differences(read.iter().map(|run| run.settings.as_str()));
-    let mut summary = summary(&runs, common);
     let settings: Vec<&str> = read.iter().map(|run| run.settings.as_str()).collect();
+    let differences = differences(settings.iter().copied());
+    let mut summary = summary(&runs, common);
     // Behind the losses, which it limits.
     let losses = summary.iter().take_while(|line| line.contains("loss")).count();
     summary.splice(losses..losses, noise(&runs, &settings));

@@ -22,7 +22,7 @@ const COMMANDS: [(&[&str], &str, Line); 3] = [
     (&["/clear"], "forget all messages but the system's", Line::Clear),
     (&["/help", "/?"], "list these commands", Line::Help),
 ];
-/// How to leave, after Ctrl-C.
+/// Hint on how to leave, after Ctrl-C.
 const LEAVE: &str = "Ctrl-C again or /bye ends the conversation";
 /// Longest message in bytes.
 const LINE: u64 = 1 << 20;
