@@ -251,6 +251,11 @@ impl Error {
         }
     }
 
+    /// True if a file or folder went away between two looks at it.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Makes the error of a text that is no UTF-8 from the byte `at` on.
     pub(crate) fn not_utf8(path: &Path, at: u64) -> Self {
         let found = format!("invalid UTF-8 at byte {at}");

@@ -71,16 +71,30 @@ pub(crate) fn refuse_inside(path: &Path, form: Form) -> Result<()> {
 
 /// Refuses an output folder at `path` that contains another output; `files` lists the files in it.
 ///
+/// A process that ends moves its output into place and gives up its lock, maybe between the look at its folder and the
+/// look at its lock: nothing is there only if two listings in turn agree.
+///
 /// # Errors
 /// [`OutputFault::Nested`]; errors of `files`.
 pub(crate) fn refuse_around(path: &Path, mut files: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
-    for tries in 0.. {
-        let Some((inner, state)) = files()?.iter().find_map(|name| output_of(path, name)) else { break };
-        if tries == TRIES || state.is_none() {
-            let state = state.map(|owner| format!("which process {owner} writes"));
-            return Err(nested(path, "contains", &inner, state.as_deref().unwrap_or("a finished output")));
+    let mut before = None;
+    for tries in 0..=TRIES {
+        let names = match files() {
+            Err(error) if error.is_gone() && tries < TRIES => continue,
+            names => names?,
+        };
+        match names.iter().find_map(|name| output_of(path, name)) {
+            Some((inner, None)) => return Err(nested(path, "contains", &inner, "a finished output")),
+            Some((inner, Some(owner))) if tries == TRIES => {
+                return Err(nested(path, "contains", &inner, &format!("which process {owner} writes")));
+            }
+            Some(_) => {
+                before = None;
+                sleep(WAIT);
+            }
+            None if before.as_ref() == Some(&names) => break,
+            None => before = Some(names),
         }
-        sleep(WAIT);
     }
     Ok(())
 }
@@ -159,4 +173,43 @@ fn lock_name(name: &OsStr, end: &str) -> std::ffi::OsString {
 fn nested(path: &Path, relation: &'static str, other: &Path, state: &str) -> Error {
     let (other, state) = (other.to_string_lossy().into_owned(), state.to_owned());
     Error::output(path, OutputFault::Nested { relation, other, state })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lists the folder as a process sees it whose listings fall before, between and after the steps by which another ends.
+    fn refused(listings: &[Option<&[&str]>]) -> (String, usize) {
+        let mut looks = 0;
+        let files = || {
+            let names = listings[looks.min(listings.len() - 1)];
+            looks += 1;
+            let gone =
+                || Error::io(Path::new("o/.n.work"), "list folder", std::io::ErrorKind::NotFound.into());
+            names.map(|names| names.iter().map(|name| (*name).to_owned()).collect()).ok_or_else(gone)
+        };
+        let said = refuse_around(Path::new("o"), files).err().map(|error| error.to_string());
+        (said.unwrap_or_default(), looks)
+    }
+
+    #[test]
+    fn an_output_that_ends_during_the_look_is_seen() {
+        let ended: &[&str] = &["n/a.safetensors", "n/mantissa-manifest.json"];
+        // The work folder was renamed after its parent was listed, and the lock released before it was read.
+        for listings in
+            [[Some(&[".n.mantissa-lock"][..]), Some(ended)], [None, Some(ended)], [Some(&[]), Some(ended)]]
+        {
+            let (said, _) = refused(&listings);
+            assert!(said.contains("a finished output"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_folder_at_rest_is_listed_twice() {
+        assert_eq!(refused(&[Some(&["notes.txt"])]), (String::new(), 2));
+        let (said, looks) = refused(&[None]);
+        assert!(said.contains("list folder"), "{said}");
+        assert_eq!(looks, TRIES as usize + 1);
+    }
 }
