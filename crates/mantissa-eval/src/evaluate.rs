@@ -1,6 +1,6 @@
 //! Forward passes over evaluation windows and their summary statistics.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use mantissa_kernels::{LogSumExp, kernels};
 use mantissa_model::{Batch, Buffers, Decoder, ForwardError, ModelConfig};
@@ -13,7 +13,7 @@ use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
 /// Sums over the predicted positions of one window.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WindowResult {
     /// Negative log-likelihood, nats.
     pub nll: Sum,
@@ -161,6 +161,24 @@ pub fn evaluate_while(
     prefill: Option<usize>,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Evaluation, EvalError> {
+    let all = 0..sequences.len();
+    let windows = evaluate_windows(model, reference, (sequences, all), threads, prefill, progress)?;
+    summarize(windows, reference.is_some(), prefill)
+}
+
+/// Evaluates the windows with the numbers `range` of all `sequences`, as [`evaluate_while`] evaluates all: results do not
+/// depend on what else is evaluated.
+///
+/// # Errors
+/// As [`evaluate_while`], but for a text in which nothing is predicted.
+pub fn evaluate_windows(
+    model: Evaluated<'_>,
+    reference: Option<&Decoder>,
+    (sequences, range): (&[Sequence], Range<usize>),
+    threads: usize,
+    prefill: Option<usize>,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+) -> Result<Vec<WindowResult>, EvalError> {
     let prefill = prefill.map(|prefill| prefill.max(1));
     let reference = reference.map(Evaluated::from);
     if prefill.is_none() && [Some(model), reference].iter().flatten().any(Evaluated::hides_cache) {
@@ -174,17 +192,29 @@ pub fn evaluate_while(
     }
     check_sequences(model.config(), sequences)?;
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-    let windows = each(
+    each(
         threads,
-        sequences.len(),
+        range.len(),
         || Worker::new(model, reference, longest, prefill),
-        |worker: &mut Worker<'_>, i| worker.window(i, &sequences[i]),
-        |i| sequences[i].tokens.len() as u64,
+        |worker: &mut Worker<'_>, i| worker.window(range.start + i, &sequences[range.start + i]),
+        |i| sequences[range.start + i].tokens.len() as u64,
         progress,
-    )?;
-    let found = summary(windows, reference.is_some());
+    )
+}
+
+/// Returns the evaluation of which `windows` are all results, in order; `compared` if with a reference.
+///
+/// # Errors
+/// [`EvalError::Nothing`].
+pub fn summarize(
+    windows: Vec<WindowResult>,
+    compared: bool,
+    prefill: Option<usize>,
+) -> Result<Evaluation, EvalError> {
+    let count = windows.len();
+    let found = summary(windows, compared);
     match found.tokens {
-        0 => Err(EvalError::Nothing { windows: sequences.len(), prefill }),
+        0 => Err(EvalError::Nothing { windows: count, prefill: prefill.map(|prefill| prefill.max(1)) }),
         _ => Ok(found),
     }
 }

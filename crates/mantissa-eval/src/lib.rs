@@ -32,7 +32,7 @@ pub use diff::{Continuation, Diff, DiffError, Difference, TokenCandidate, diff};
 pub use error::EvalError;
 pub use evaluate::{
     Comparison, ContextKl, Evaluation, Percentile, WindowResult, check_sequences, compare, divergence,
-    evaluate, evaluate_while, kl_difference, logits,
+    evaluate, evaluate_while, evaluate_windows, kl_difference, logits, summarize,
 };
 pub use pass::{Evaluated, ROWS};
 pub use tokens::{

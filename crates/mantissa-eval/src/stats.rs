@@ -1,7 +1,9 @@
 //! Means and standard errors from per-window sums.
 
+use serde::{Deserialize, Serialize};
+
 /// Sums of one quantity over one window.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sum {
     /// Number of positions.
     pub count: u64,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use mantissa_num::Scheme;
 use mantissa_quant::{Changes, Check, Options, Outcome, Plan, Start, decoded_tables_source};
+use mantissa_ranks::Team;
 use mantissa_store::DEFAULT_SHARD_BYTES;
 use mantissa_store::convention::{Container, ModelFiles, gguf};
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,16 @@ impl Convert {
 }
 
 impl PreparedConvert<'_> {
+    /// Divides the layers among the workers of `team`.
+    ///
+    /// # Errors
+    /// [`OverMemory`](crate::OverMemory): layers that are exchanged are held whole.
+    pub fn share(&mut self, team: &Team, host: &Host) -> Result<()> {
+        let shared = self.plan.clone().with_team(team.clone());
+        (self.plan, _) = adapt::fit_plan(shared, "convert", !self.job.unverified, host)?;
+        Ok(())
+    }
+
     /// Converts the weights, verifies and measures the output, and puts it in place.
     ///
     /// # Errors

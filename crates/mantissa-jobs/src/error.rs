@@ -9,6 +9,7 @@ use mantissa_eval::{DiffError, EvalError, TokenError};
 use mantissa_model::{GenerateError, KvCalibrationError, LoadError, TokenizerError};
 use mantissa_num::TensorError;
 use mantissa_quant::{QuantError, RecipeError};
+use mantissa_ranks::RankError;
 use mantissa_store::ErrorClass;
 use mantissa_train::TrainError;
 use mantissa_train::data::DataError;
@@ -291,6 +292,12 @@ boxed! {
     Advise: AdviseError,
     Tensor: TensorError,
     Pull: PullFault,
+}
+
+impl From<RankError> for JobError {
+    fn from(error: RankError) -> Self {
+        QuantError::from(error).into()
+    }
 }
 
 impl JobError {

@@ -75,6 +75,9 @@ mod serve;
 mod signature;
 mod verify;
 
+// Layer: workers.
+pub mod workers;
+
 // Layer: downloads.
 mod pull;
 

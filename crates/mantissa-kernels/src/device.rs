@@ -8,11 +8,13 @@
 //! little.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use crate::packed::{
     Activations, FloatActivations, FloatJob, FloatPanels, Grid, LEAST_TO_SPLIT, PanelJob, Panels, multiply,
 };
 use crate::parallel::for_each;
+use crate::xtx::{XTX_ROWS, XTX_ROWS_BF16};
 use crate::{Kernels, MatRef, NotPositiveDefinite, kernels};
 
 /// A weight `[rows, cols]` as the host packs it, from which a device makes its own.
@@ -54,6 +56,16 @@ pub enum Factors {
     F32,
     /// bf16, 0 below 2^-50.
     Bf16,
+}
+
+impl Factors {
+    /// Number of rows of `XᵀX` that are computed together: calls that split the rows elsewhere would repeat work.
+    pub fn rows(self) -> usize {
+        match self {
+            Factors::F32 => XTX_ROWS,
+            Factors::Bf16 => XTX_ROWS_BF16,
+        }
+    }
 }
 
 /// A processor with its memory. An operation may still run when it returns; [`download`](Self::download) waits for
@@ -121,12 +133,20 @@ pub trait Device: Sync {
     ) where
         Self: 'a;
 
-    /// Adds `XᵀX` of `x` `[tokens, cols]` to the upper triangle of `sum` `[cols, cols]`; values below the diagonal are
-    /// undefined. On one device the bits do not depend on calls that split `x` at multiples of 256 tokens.
+    /// Adds the `rows` of `XᵀX` of `x` `[tokens, cols]` to the upper triangle of `sum` `[cols, cols]`; values below the
+    /// diagonal are undefined. On one device the bits do not depend on calls that split `x` at multiples of 256 tokens, or
+    /// the rows at multiples of [`Factors::rows`].
     ///
     /// # Panics
-    /// If shapes do not agree.
-    fn add_xtx(&self, x: Self::View<'_>, cols: usize, factors: Factors, sum: Self::ViewMut<'_>);
+    /// If shapes do not agree, or `rows` begin or end elsewhere.
+    fn add_xtx(
+        &self,
+        x: Self::View<'_>,
+        cols: usize,
+        rows: Range<usize>,
+        factors: Factors,
+        sum: Self::ViewMut<'_>,
+    );
 
     /// Replaces the symmetric `a` `[n, n]` in host memory, of which the lower triangle is read, by its Cholesky factor
     /// `L`, `A = L Lᵀ`, with zeros above the diagonal.
@@ -271,16 +291,16 @@ impl Device for Cpu<'_> {
         }
     }
 
-    fn add_xtx(&self, x: &[f32], cols: usize, factors: Factors, sum: &mut [f32]) {
+    fn add_xtx(&self, x: &[f32], cols: usize, rows: Range<usize>, factors: Factors, sum: &mut [f32]) {
         let tokens = x.len() / cols.max(1);
         match factors {
             Factors::F32 => {
-                self.kernels.accumulate_xtx(MatRef::new(x, tokens, cols), sum, self.threads);
+                self.kernels.accumulate_xtx(MatRef::new(x, tokens, cols), rows, sum, self.threads);
             }
             Factors::Bf16 => {
                 let (kernels, mut bits) = (self.kernels.in_common_order(), vec![0; x.len()]);
                 kernels.f32_to_bf16_factors(x, &mut bits);
-                kernels.accumulate_xtx_bf16(MatRef::new(&bits, tokens, cols), sum, self.threads);
+                kernels.accumulate_xtx_bf16(MatRef::new(&bits, tokens, cols), rows, sum, self.threads);
             }
         }
     }

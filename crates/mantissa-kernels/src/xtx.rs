@@ -19,12 +19,15 @@ impl Kernels {
     /// fused multiply-adds in token order; its result is added to `h`. So the bits are the same on any number of
     /// threads, at every level, and for any calls that split `x` at multiples of 256 tokens.
     ///
+    /// Only the `rows` of `h` change, which begin and end at multiples of 48 or at `k`.
+    ///
     /// # Panics
-    /// If `h` is not `[k, k]`.
-    pub fn accumulate_xtx(&self, x: MatRef<'_>, h: &mut [f32], threads: usize) {
+    /// If `h` is not `[k, k]`, or `rows` are no such rows.
+    pub fn accumulate_xtx(&self, x: MatRef<'_>, rows: Range<usize>, h: &mut [f32], threads: usize) {
         let (t, k) = (x.rows(), x.cols());
         assert!(k.checked_mul(k) == Some(h.len()), "accumulate_xtx: h is not [{k}, {k}]");
-        if k == 0 {
+        require_bands(&rows, XTX_ROWS, k);
+        if rows.is_empty() {
             return;
         }
         let mut packed = vec![0.0; t.min(TOKENS) * k.next_multiple_of(PANEL)];
@@ -33,16 +36,29 @@ impl Kernels {
             let packed = &mut packed[..tokens * k.next_multiple_of(PANEL)];
             pack(x, first, tokens, packed);
             let packed = &*packed;
-            let threads = threads.min(tokens * k * k / 2 / WORTH_A_THREAD + 1);
-            for_each(threads, h.chunks_mut(PANEL * k).enumerate(), |(band, h)| {
-                self.xtx_band(packed, tokens, k, band, h);
+            let threads = threads.min(tokens * rows.len() * k / 2 / WORTH_A_THREAD + 1);
+            let (first, h) = (rows.start / XTX_ROWS, &mut h[rows.start * k..rows.end * k]);
+            for_each(threads, h.chunks_mut(XTX_ROWS * k).enumerate(), |(band, h)| {
+                self.xtx_band(packed, tokens, k, first + band, h);
             });
         }
     }
 }
 
 /// Rows of H that a thread takes at a time.
-const BAND: usize = 512;
+pub(crate) const XTX_ROWS: usize = PANEL;
+
+/// The same for bf16.
+pub(crate) const XTX_ROWS_BF16: usize = 512;
+
+/// Requires `rows` of a `[k, k]` matrix to be whole bands of `band` rows.
+fn require_bands(rows: &Range<usize>, band: usize, k: usize) {
+    let whole = |row: usize| row.is_multiple_of(band) || row == k;
+    assert!(
+        rows.end <= k && whole(rows.start) && whole(rows.end),
+        "rows {rows:?} are no bands of {band} of {k}"
+    );
+}
 
 /// Largest square on the diagonal of H whose lower half is computed too.
 const SQUARE: usize = 128;
@@ -52,17 +68,21 @@ impl Kernels {
     /// tokens at a time. So the bits are the same on any number of threads, for any calls that split `x` at multiples
     /// of 32 tokens, and at every level where those of [`Self::gemm_bf16_tn`] are.
     ///
+    /// Only the `rows` of `h` change, which begin and end at multiples of 512 or at `k`.
+    ///
     /// # Panics
-    /// If `h` is not `[k, k]`.
-    pub fn accumulate_xtx_bf16(&self, x: MatRef<'_, u16>, h: &mut [f32], threads: usize) {
+    /// If `h` is not `[k, k]`, or `rows` are no such rows.
+    pub fn accumulate_xtx_bf16(&self, x: MatRef<'_, u16>, rows: Range<usize>, h: &mut [f32], threads: usize) {
         let (t, k) = (x.rows(), x.cols());
         assert!(k.checked_mul(k) == Some(h.len()), "accumulate_xtx_bf16: h is not [{k}, {k}]");
-        if k == 0 || t == 0 {
+        require_bands(&rows, XTX_ROWS_BF16, k);
+        if rows.is_empty() || t == 0 {
             return;
         }
-        let threads = threads.min(t * k * k / 2 / WORTH_A_THREAD + 1);
-        for_each(threads, h.chunks_mut(BAND * k).enumerate(), |(band, h)| {
-            let (first, rows) = (band * BAND, h.len() / k);
+        let threads = threads.min(t * rows.len() * k / 2 / WORTH_A_THREAD + 1);
+        let (begin, h) = (rows.start, &mut h[rows.start * k..rows.end * k]);
+        for_each(threads, h.chunks_mut(XTX_ROWS_BF16 * k).enumerate(), |(band, h)| {
+            let (first, rows) = (begin + band * XTX_ROWS_BF16, h.len() / k);
             self.upper_triangle(x, first..first + rows, first, h);
             self.rectangle(x, first..first + rows, first + rows..k, first, h);
         });
@@ -141,7 +161,7 @@ mod tests {
                 for threads in [1, 2, 3] {
                     let mut h = vec![0.5; k * k];
                     let kernels = Kernels::new(isa).unwrap();
-                    kernels.accumulate_xtx(MatRef::new(&x, t, k), &mut h, threads);
+                    kernels.accumulate_xtx(MatRef::new(&x, t, k), 0..k, &mut h, threads);
                     for (e, expected) in expected.iter().enumerate().filter(|(e, _)| e % k >= e / k) {
                         assert_eq!(h[e].to_bits(), expected.to_bits(), "[{t}, {k}] {isa} element {e}");
                     }
@@ -175,7 +195,7 @@ mod tests {
                 for (threads, cut) in [(1, t), (3, t), (2, 32)] {
                     let mut h = vec![0.5; k * k];
                     for x in x.chunks((cut * k).max(1)) {
-                        kernels.accumulate_xtx_bf16(MatRef::new(x, x.len() / k, k), &mut h, threads);
+                        kernels.accumulate_xtx_bf16(MatRef::new(x, x.len() / k, k), 0..k, &mut h, threads);
                     }
                     assert!(upper(&h) == upper(&expected), "[{t}, {k}] {isa}, {threads} threads, {cut}");
                 }
@@ -188,10 +208,30 @@ mod tests {
         let (t, k) = (700, 60);
         let x = wave(t * k);
         let (mut whole, mut parts) = (vec![0.0; k * k], vec![0.0; k * k]);
-        crate::kernels().accumulate_xtx(MatRef::new(&x, t, k), &mut whole, 1);
+        crate::kernels().accumulate_xtx(MatRef::new(&x, t, k), 0..k, &mut whole, 1);
         for part in x.chunks(2 * TOKENS * k) {
-            crate::kernels().accumulate_xtx(MatRef::new(part, part.len() / k, k), &mut parts, 2);
+            crate::kernels().accumulate_xtx(MatRef::new(part, part.len() / k, k), 0..k, &mut parts, 2);
         }
         assert_eq!(whole, parts);
+    }
+
+    #[test]
+    fn bands_of_rows_add_up_to_the_whole() {
+        let (t, k) = (300, 1100);
+        let x = wave(t * k);
+        let mut bits = vec![0; t * k];
+        let kernels = crate::kernels().in_common_order();
+        kernels.f32_to_bf16_factors(&x, &mut bits);
+        let (mut whole, mut parts) = (vec![0.5; k * k], vec![0.5; k * k]);
+        kernels.accumulate_xtx(MatRef::new(&x, t, k), 0..k, &mut whole, 2);
+        for rows in [0..96, 96..96, 96..960, 960..k] {
+            kernels.accumulate_xtx(MatRef::new(&x, t, k), rows, &mut parts, 3);
+        }
+        assert!(whole == parts);
+        kernels.accumulate_xtx_bf16(MatRef::new(&bits, t, k), 0..k, &mut whole, 2);
+        for rows in [512..1024, 0..512, 1024..k, k..k] {
+            kernels.accumulate_xtx_bf16(MatRef::new(&bits, t, k), rows, &mut parts, 1);
+        }
+        assert!(whole == parts);
     }
 }

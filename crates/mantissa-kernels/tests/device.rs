@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use mantissa_kernels::NotPositiveDefinite;
 use mantissa_kernels::device::{Cpu, Device, Factors, PackedWeight, Product};
@@ -98,10 +99,10 @@ impl Device for Far {
         }
     }
 
-    fn add_xtx(&self, x: Place<'_>, cols: usize, _: Factors, sum: Place<'_>) {
+    fn add_xtx(&self, x: Place<'_>, cols: usize, rows: Range<usize>, _: Factors, sum: Place<'_>) {
         let mut total = sum.read();
         for x in x.read().chunks_exact(cols) {
-            for (i, row) in total.chunks_exact_mut(cols).enumerate() {
+            for (i, row) in total.chunks_exact_mut(cols).enumerate().filter(|(i, _)| rows.contains(i)) {
                 row.iter_mut().zip(x).for_each(|(sum, value)| *sum += x[i] * value);
             }
         }
@@ -180,7 +181,7 @@ fn results<D: Device>(device: &D) -> Vec<Vec<f32>> {
         outs.iter().for_each(|out| keep(device.view(out, 0, TOKENS * ROWS), TOKENS * ROWS));
     }
     let mut sum = device.upload(&[0.0; COLS * COLS]).unwrap();
-    device.add_xtx(x, COLS, Factors::F32, device.view_mut(&mut sum, 0, COLS * COLS));
+    device.add_xtx(x, COLS, 0..COLS, Factors::F32, device.view_mut(&mut sum, 0, COLS * COLS));
     let mut upper = vec![0.0; COLS * COLS];
     device.download(device.view(&sum, 0, COLS * COLS), &mut upper);
     (0..COLS).for_each(|i| upper[i * COLS..][..i].fill(0.0));

@@ -342,7 +342,7 @@ fn factorization_and_statistics() {
         all.extend(y.iter().map(|&y| bits64(y)));
         let (tokens, width) = (len, 9);
         let (x, mut h) = (random.floats(kind, tokens * width), vec![0.0; width * width]);
-        k.accumulate_xtx(MatRef::new(&x, tokens, width), &mut h, 1);
+        k.accumulate_xtx(MatRef::new(&x, tokens, width), 0..width, &mut h, 1);
         all.extend(bits(&h));
         all
     });

@@ -68,6 +68,16 @@ impl ErrorStats {
         self.max_error = self.max_error.max(other.max_error);
     }
 
+    /// Returns the number of elements, the sums of squared errors and of squared values, and the largest error.
+    pub fn parts(&self) -> (u64, [f64; 2], f32) {
+        (self.count, [self.squared_error, self.squared_value], self.max_error)
+    }
+
+    /// Makes the sums from their [`parts`](Self::parts).
+    pub fn from_parts(count: u64, [squared_error, squared_value]: [f64; 2], max_error: f32) -> Self {
+        ErrorStats { count, squared_error, squared_value, max_error }
+    }
+
     /// Sum of the squares of the source's elements.
     pub fn power(&self) -> f64 {
         self.squared_value

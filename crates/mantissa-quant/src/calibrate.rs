@@ -22,6 +22,7 @@ mod layer;
 mod pass;
 mod sample;
 mod set;
+mod shared;
 mod states;
 pub(crate) mod windows;
 mod worker;
@@ -40,6 +41,7 @@ use layer::Kept;
 pub(crate) use sample::Sample;
 pub(crate) use set::check_tick;
 pub use set::{CalibrationSet, Limits, Tick};
+use shared::Sharing;
 pub(crate) use states::IN_MEMORY;
 pub use states::States;
 use worker::Worker;
@@ -69,6 +71,8 @@ pub struct Calibration<'a> {
     products: Products,
     /// True if experts see every token.
     all_experts: bool,
+    /// Workers that divide the passes.
+    sharing: Option<Sharing>,
 }
 
 /// Sums of squares over the tokens of an input.
@@ -133,6 +137,7 @@ impl<'a> Calibration<'a> {
             kept,
             products,
             all_experts,
+            sharing: None,
         })
     }
 
@@ -155,7 +160,7 @@ impl<'a> Calibration<'a> {
     /// The temporary folder has no room for the states, or they cannot be read back.
     pub(crate) fn twin(&self) -> Result<Self, CalibrateError> {
         let (states, carried) = (self.states.copy(self.in_memory)?, self.carried.clone());
-        Ok(Calibration { states, carried, kept: None, ..*self })
+        Ok(Calibration { states, carried, kept: None, sharing: None, ..*self })
     }
 
     /// Makes the windows go through the last layer as well.
@@ -255,6 +260,10 @@ impl<'a> Calibration<'a> {
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
     ) -> Result<Vec<Hessian>, CalibrateError> {
+        if self.sharing.is_some() && !inputs.is_empty() {
+            self.pass(layer, inputs, false, tick, |_, _| {})?;
+            return self.shared_hessians(layer, inputs, tick);
+        }
         let width = |input| self.config.layer_input_width(layer.index, input);
         let new = inputs.iter().map(|&input| Hessian::new(width(input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
@@ -370,6 +379,9 @@ impl<'a> Calibration<'a> {
     ) -> Result<(), CalibrateError> {
         if inputs.is_empty() && !through {
             return Ok(());
+        }
+        if self.sharing.is_some() {
+            return self.shared_pass(layer, inputs, through, tick, &mut take);
         }
         let (mut running, mut workers) = (self.start(layer, inputs, through), self.workers()?);
         for windows in self.batches() {

@@ -9,6 +9,7 @@ use mantissa_eval::EvalError;
 use mantissa_methods::MethodError;
 use mantissa_model::{KvCalibrationError, LoadError};
 use mantissa_num::TensorError;
+use mantissa_ranks::RankError;
 use mantissa_store::convention::Container;
 use mantissa_store::{ErrorClass, Shown};
 
@@ -227,6 +228,9 @@ pub enum QuantError {
         /// Cause.
         error: Box<mantissa_train::TrainError>,
     },
+    /// Work that is shared with other workers failed.
+    #[error(transparent)]
+    Ranks(RankError),
     /// The caller interrupted the run.
     #[error("interrupted before the end")]
     Interrupted,
@@ -278,6 +282,15 @@ impl From<EvalError> for QuantError {
         match error {
             EvalError::Stopped => QuantError::Interrupted,
             error => QuantError::Eval(error),
+        }
+    }
+}
+
+impl From<RankError> for QuantError {
+    fn from(error: RankError) -> Self {
+        match error {
+            RankError::Interrupted => QuantError::Interrupted,
+            error => QuantError::Ranks(error),
         }
     }
 }
@@ -509,6 +522,7 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(e) => e.class(),
+            QuantError::Ranks(error) => error.class(),
             QuantError::Interrupted => ErrorClass::Environment,
             QuantError::Method { error, .. } => match **error {
                 MethodError::Environment(_) => ErrorClass::Environment,

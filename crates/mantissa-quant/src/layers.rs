@@ -1,5 +1,9 @@
 //! Quantizes the layers of a plan one after another.
 
+pub(crate) mod units;
+
+use std::collections::BTreeSet;
+
 use mantissa_methods::Solved;
 use mantissa_methods::method::{SolveLayer, SolveWeight, WeightTask, Work};
 use mantissa_model::{FusedGroup, LinearInfo};
@@ -47,6 +51,8 @@ pub(crate) struct Layers<'a> {
     input_scales: Option<InputScales>,
     /// Output of the same run that has the codes and scales of all layers.
     given: Option<&'a Shared<'a>>,
+    /// Units that have a result, if several workers solve the layers.
+    completed: BTreeSet<String>,
 }
 
 impl<'a> Layers<'a> {
@@ -67,6 +73,7 @@ impl<'a> Layers<'a> {
             importance: None,
             input_scales: None,
             given: None,
+            completed: BTreeSet::new(),
         }
     }
 
@@ -97,17 +104,8 @@ impl<'a> Layers<'a> {
             let input_scale = self.input_scale(info, tick)?;
             return Ok((self.packed(info, scheme, &solved, input_scale)?, report));
         }
-        let (plan, files) = (self.plan, self.source.files());
-        let mut solved = match &plan.job {
-            WeightJob::Quantize(_) => self.solve(info, scheme, tick)?,
-            WeightJob::Convert { drops_inputs, .. } => {
-                convert::recoded(plan, files, info, scheme, *drops_inputs)?
-            }
-            WeightJob::Requantize { .. } => {
-                let outer = self.outer(info, scheme)?;
-                convert::requantized(plan, files, info, scheme, outer)?
-            }
-        };
+        let plan = self.plan;
+        let mut solved = self.solved(info, scheme, tick)?;
         if let WeightJob::Quantize(_) = &plan.job
             && range::is_suspect(&solved.stats)
         {
@@ -129,6 +127,21 @@ impl<'a> Layers<'a> {
             None => self.plan.method_named(info, scheme),
         };
         Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
+    }
+
+    /// Solves a layer in this process.
+    fn solved_here(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        let (plan, files) = (self.plan, self.source.files());
+        match &plan.job {
+            WeightJob::Quantize(_) => self.solve(info, scheme, tick),
+            WeightJob::Convert { drops_inputs, .. } => {
+                convert::recoded(plan, files, info, scheme, *drops_inputs)
+            }
+            WeightJob::Requantize { .. } => {
+                let outer = self.outer(info, scheme)?;
+                convert::requantized(plan, files, info, scheme, outer)
+            }
+        }
     }
 
     /// Packs a solved layer into the tensors of the plan's container.
@@ -170,14 +183,19 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Applies the method of a layer to its weight in the source.
-    fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+    /// Gives a method that calibrates the scales of inputs, if the plan has them: it must see inputs as at run time.
+    fn quantize_inputs(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         if self.sequential.is_some() && self.plan.activations.is_some() {
-            // The method must see inputs quantized as at run time.
             self.find_input_scales(tick)?;
             let scales = self.input_scales.as_ref();
             self.sequential.iter_mut().for_each(|sequential| sequential.scale_inputs(scales));
         }
+        Ok(())
+    }
+
+    /// Applies the method of a layer to its weight in the source.
+    fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        self.quantize_inputs(tick)?;
         let work = self.plan.work_on(info).unwrap_or(Work::Nearest);
         if let Work::Layer(method) = work {
             return self.learned(method, info, tick);

@@ -47,9 +47,11 @@ mod layers;
 mod rounding;
 mod sequential;
 mod shared;
+mod solved_bytes;
 pub mod spin;
 mod tables;
 mod transform;
+mod units;
 
 // Layer: Verification and memory.
 mod arithmetic;
@@ -77,7 +79,7 @@ pub use gguf::as_in_gguf;
 pub use importance::Importance;
 pub use jobs::recalibrate::Recalibration;
 pub use jobs::several::{run_all, sharing};
-pub use jobs::{Outcome, require_modules, run};
+pub use jobs::{Outcome, require_modules, run, take_part};
 pub use journal::{Start, key as plan_key};
 pub use measure::figures::Evaluation;
 pub use measure::tasks::{TaskRun, TaskRuns};

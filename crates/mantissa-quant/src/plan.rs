@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use mantissa_methods::method::Fisher;
 use mantissa_model::{KvPolicy, LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::Scheme;
+use mantissa_ranks::Team;
 use mantissa_store::convention::gguf::Moved;
 use mantissa_store::convention::{Container, LinearPlan, native};
 use mantissa_store::{TensorMeta, TensorSpec};
@@ -132,6 +133,18 @@ impl Plan {
     #[must_use]
     pub fn with_check(self, check: Check) -> Self {
         Plan { check, ..self }
+    }
+
+    /// Completes the plan with the workers that solve its layers.
+    #[must_use]
+    pub fn with_team(self, team: Team) -> Self {
+        Plan { options: Options { team, ..self.options }, ..self }
+    }
+
+    /// Number of units into which workers can divide the plan in any order; `None` if layers wait for each other, because
+    /// they are calibrated behind quantized ones.
+    pub fn units(&self) -> Option<usize> {
+        self.solving_text().is_none().then(|| self.quantized().count())
     }
 
     /// Completes the plan with the coverage of its calibration, which the report then has.

@@ -40,6 +40,7 @@ use crate::metric::Metric;
 use crate::plan::{MethodId, Plan};
 use crate::rounding::{method_error, round_to_nearest, whole};
 use crate::source::{DenseTensor, Scratch};
+use crate::units;
 use mantissa_methods::{Method, Solved};
 
 pub(crate) use fisher::{BATCH_TOKENS, options as learning_options, options_of as learning_options_of};
@@ -152,6 +153,28 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
+    /// Registers the solution of a weight that another worker found.
+    pub(crate) fn given(&mut self, info: &LinearInfo, solved: &Solved) -> Result<()> {
+        match self.layer.as_ref().filter(|layer| layer.index() == info.layer) {
+            Some(_) => self.put_solved(info, solved),
+            None => {
+                self.recovered.insert(info.module.clone());
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs the windows to the input of the layer of `info`, and unless its weights are `learned` together, collects the
+    /// statistics of what `info` reads.
+    pub(crate) fn begin(&mut self, info: &LinearInfo, learned: bool, tick: &mut Tick<'_>) -> Result<()> {
+        if learned {
+            return self.reach(info.layer, tick);
+        }
+        self.find_outputs(tick)?;
+        self.reach(info.layer, tick)?;
+        self.prepare(info, tick)
+    }
+
     /// Quantizes a weight that is not yet in the output.
     pub(crate) fn quantize(
         &mut self,
@@ -261,6 +284,9 @@ impl<'a> Sequential<'a> {
 
     /// Runs the windows to the input of layer `target`, through the quantized layers before it.
     fn reach(&mut self, target: usize, tick: &mut Tick<'_>) -> Result<()> {
+        if self.layer.is_none() {
+            self.go_to(target)?;
+        }
         while self.layer.as_ref().is_none_or(|layer| layer.index() < target) {
             if let Some(done) = self.layer.take() {
                 self.solvers.clear();
@@ -268,18 +294,47 @@ impl<'a> Sequential<'a> {
                 self.calibration()?.advance(&done, tick)?;
                 self.held_out.as_mut().map_or(Ok(()), |unseen| unseen.advance(&done, tick))?;
             }
-            let Some(mut layer) = self.next_layer()? else { break };
+            let Some(layer) = self.next_layer()? else { break };
             let plan = self.plan;
             let of_layer = plan.quantized().map(|(info, _)| info).filter(|info| info.layer == layer.index());
             let stored: Vec<_> = of_layer.filter(|info| self.recovered.remove(&info.module)).collect();
-            // Weights that an earlier run stored take the place of the source's.
-            if !stored.is_empty() {
-                let files = (self.stored)()?;
-                stored.into_iter().try_for_each(|info| put_back(&files, info, &mut layer))?;
-            }
             self.layer = Some(layer);
+            self.put_finished(stored)?;
         }
         Ok(())
+    }
+
+    /// Takes the states that other workers have computed up to layer `target`, as far as all windows have them.
+    fn go_to(&mut self, target: usize) -> Result<()> {
+        self.calibration()?;
+        let all = || [&self.calibration, &self.held_out, &self.original.states].into_iter().flatten();
+        let Some(layer) = all().map(|windows| windows.found(target)).min() else { return Ok(()) };
+        let own = [&mut self.calibration, &mut self.held_out, &mut self.original.states];
+        let mut complete = true;
+        for windows in own.into_iter().flatten() {
+            complete &= windows.go_to(layer)?;
+        }
+        // States that are gone meanwhile are computed again, from the start.
+        if !complete {
+            (self.calibration, self.held_out, self.original) = (None, None, Original::default());
+            self.calibration()?;
+        }
+        Ok(())
+    }
+
+    /// Puts weights of the present layer that another worker solved, or an earlier run stored, in place of the source's.
+    fn put_finished(&mut self, mut weights: Vec<&LinearInfo>) -> Result<()> {
+        let plan = self.plan;
+        let mut stored = Vec::new();
+        for info in weights.drain(..) {
+            match units::solution(plan, info)? {
+                Some(solved) => self.put_solved(info, &solved)?,
+                None => stored.push(info),
+            }
+        }
+        let Some(layer) = self.layer.as_mut().filter(|_| !stored.is_empty()) else { return Ok(()) };
+        let files = (self.stored)()?;
+        stored.into_iter().try_for_each(|info| put_back(&files, info, layer))
     }
 
     /// Loads the source's layer after the windows' present states.
@@ -303,14 +358,16 @@ impl<'a> Sequential<'a> {
                 let begun = Calibration::begin(source, config, windows, limits)?.in_products(products);
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
             };
+            let (team, container) = (&self.plan.options.team, self.plan.container.name());
+            let role = |what: &str| format!("{container}: {what}");
             let begun = begin(windows)?;
             if needs_drift(self.plan) {
-                self.original.states = Some(begun.twin()?);
+                self.original.states = Some(begun.twin()?.shared_by(team, role("unquantized model")));
             }
-            self.calibration = Some(begun);
+            self.calibration = Some(begun.shared_by(team, role("calibration")));
             let unseen = &self.plan.options.held_out;
             if !unseen.is_empty() {
-                self.held_out = Some(begin(unseen)?);
+                self.held_out = Some(begin(unseen)?.shared_by(team, role("held-out windows")));
             }
         }
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
@@ -415,7 +472,7 @@ impl<'a> Sequential<'a> {
 
     /// Returns the inputs whose statistics are collected together with `input`, in the order of the plan. For
     /// experts these are the next [`EXPERTS_AT_ONCE`] of the same kind, which do not change each other.
-    fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
+    pub(crate) fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
         let experts = std::mem::discriminant(&input);
         if !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_)) {
             return vec![input];

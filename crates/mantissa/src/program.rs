@@ -14,6 +14,16 @@ pub fn starts_with(words: Vec<OsString>) {
     let _ = WORDS.set(words);
 }
 
+/// Returns the words that start this program: its file, and first arguments if an interpreter has it as a module.
+///
+/// # Errors
+/// The file of this program is not known.
+pub fn words() -> io::Result<Vec<String>> {
+    let command = command()?;
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    Ok(words.map(|word| word.to_string_lossy().into_owned()).collect())
+}
+
 /// Returns the command that starts this program, to be completed by arguments.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use mantissa_eval::tasks::{Task, longest};
 use mantissa_eval::{ROWS, Sequence};
+use mantissa_ranks::Team;
 use mantissa_store::{AdapterFiles, Kind};
 use serde::Serialize;
 
@@ -134,13 +135,49 @@ impl Job for Evaluate {
     /// # Errors
     /// Input that cannot be read or evaluated; too little memory.
     fn run(&self, host: &Host) -> Result<EvaluateReport> {
+        self.run_with(&Team::alone(), host)
+    }
+}
+
+impl Evaluate {
+    /// Evaluates the model with the other workers of `team`, which divide the windows of a text.
+    ///
+    /// # Errors
+    /// As [`run`](Job::run); tasks, which are not divided.
+    pub fn run_with(&self, team: &Team, host: &Host) -> Result<EvaluateReport> {
         let (work, adapter) = (self.read(host)?, adapter::open(self.adapter.as_deref())?);
         let models = Models::load(self, self.usage(&work, adapter.as_ref(), host), host)?;
         Ok(match work {
             Work::Windows(sequences) => {
-                EvaluateReport::Text(Box::new(text::run(self, &models, &sequences, host)?))
+                EvaluateReport::Text(Box::new(text::run(self, &models, &sequences, (team, host))?))
             }
             Work::Tasks(tasks) => EvaluateReport::Tasks(tasks::run(self, &models, &tasks, host)?),
         })
     }
+
+    /// Computes windows that no other worker of `team` computes, until all have a result.
+    ///
+    /// # Errors
+    /// As [`run_with`](Self::run_with).
+    pub(crate) fn take_part_with(&self, team: &Team, host: &Host) -> Result<()> {
+        let (work, adapter) = (self.read(host)?, adapter::open(self.adapter.as_deref())?);
+        let models = Models::load(self, self.usage(&work, adapter.as_ref(), host), host)?;
+        match work {
+            Work::Windows(sequences) => text::take_part(self, &models, &sequences, (team, host)),
+            Work::Tasks(_) => Err(undivided().into()),
+        }
+    }
+
+    /// Fails for work that workers do not divide.
+    ///
+    /// # Errors
+    /// Tasks.
+    pub fn require_divisible(&self) -> Result<(), BadInput> {
+        if self.tasks.is_empty() { Ok(()) } else { Err(undivided()) }
+    }
+}
+
+fn undivided() -> BadInput {
+    BadInput::new("--workers", "tasks", "a text: items of tasks are not divided")
+        .with_fix("leave out --workers, --job and --engine")
 }

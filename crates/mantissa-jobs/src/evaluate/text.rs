@@ -1,19 +1,21 @@
 //! Evaluation on a text: perplexity, and KL, top-1 agreement and loss against a reference.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use mantissa_eval::stats::note;
-use mantissa_eval::{Comparison, Evaluation, Sequence};
+use mantissa_eval::{Comparison, Evaluation, Sequence, WindowResult};
 use mantissa_model::Decoder;
+use mantissa_ranks::{RankError, Team};
 use mantissa_store::{Dtype, Output, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::models::{Models, exceeds};
 use super::value::Evaluate;
-use crate::error::{BadInput, GateFailed, Result};
+use crate::error::{BadInput, GateFailed, JobError, Result};
 use crate::host::Host;
 use crate::model::ModelPath;
 use crate::names::Engine;
@@ -76,13 +78,13 @@ pub(super) fn run(
     job: &Evaluate,
     models: &Models,
     sequences: &[Sequence],
-    host: &Host,
+    (team, host): (&Team, &Host),
 ) -> Result<TextEvaluation> {
     if let (Some(path), Some(decoder)) = (&job.logits, models.decoder()) {
         write_logits(&host.output(path)?, decoder, sequences)?;
     }
     let start = Instant::now();
-    let result = evaluate(job, models, sequences, host)?;
+    let result = evaluate(job, models, sequences, (team, host))?;
     if let Some(path) = &job.per_window {
         write_file_atomic(&host.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
     }
@@ -109,21 +111,98 @@ pub(super) fn run(
     })
 }
 
-/// Runs the evaluation with a progress display.
-fn evaluate(job: &Evaluate, models: &Models, sequences: &[Sequence], host: &Host) -> Result<Evaluation> {
+/// Runs the evaluation, alone or with other workers.
+fn evaluate(
+    job: &Evaluate,
+    models: &Models,
+    sequences: &[Sequence],
+    who: (&Team, &Host),
+) -> Result<Evaluation> {
+    let found = windows(job, models, sequences, who)?;
+    let prefill = job.prefill.map(|prefill| prefill as usize);
+    Ok(mantissa_eval::summarize(found, models.reference.is_some(), prefill)?)
+}
+
+/// Evaluates the windows with a progress display. A worker that computes a part of them returns that part.
+fn windows(
+    job: &Evaluate,
+    models: &Models,
+    sequences: &[Sequence],
+    (team, host): (&Team, &Host),
+) -> Result<Vec<WindowResult>> {
     let total = sequences.iter().map(|s| s.tokens.len() as u64).sum();
     let progress = host.progress(total, Unit::Items("tokens"));
+    let before = AtomicU64::new(0);
     let told = |done| {
-        progress.set(done);
+        progress.set(before.load(Ordering::Relaxed) + done);
         ControlFlow::Continue(())
     };
     let compared = models.reference.as_ref().map(|reference| &reference.decoder);
     let prefill = job.prefill.map(|prefill| prefill as usize);
-    let threads = models.threads;
-    let result =
-        mantissa_eval::evaluate_while(models.evaluated(), compared, sequences, threads, prefill, &told)?;
+    let run = |range: Range<usize>| {
+        let windows = (sequences, range);
+        mantissa_eval::evaluate_windows(models.evaluated(), compared, windows, models.threads, prefill, &told)
+    };
+    let found = match team.is_shared() {
+        false => run(0..sequences.len())?,
+        true => {
+            let groups = groups(sequences.len());
+            let tokens = |group: &Range<usize>| -> u64 {
+                sequences[group.clone()].iter().map(|s| s.tokens.len() as u64).sum()
+            };
+            let mut compute = |group: Range<usize>| {
+                let found = run(group.clone())?;
+                before.fetch_add(tokens(&group), Ordering::Relaxed);
+                Ok(found)
+            };
+            shared_windows(&groups, team, &mut compute, host)?
+        }
+    };
     progress.finish();
-    Ok(result)
+    Ok(found)
+}
+
+/// Groups into which workers divide the windows at most.
+const GROUPS: usize = 64;
+
+/// Divides windows into groups of neighbours.
+fn groups(windows: usize) -> Vec<Range<usize>> {
+    let each = windows.div_ceil(GROUPS).max(1);
+    (0..windows).step_by(each).map(|first| first..windows.min(first + each)).collect()
+}
+
+/// Computes the results of `groups` of windows with the other workers of `team`; those of all windows follow in order.
+fn shared_windows(
+    groups: &[Range<usize>],
+    team: &Team,
+    run: &mut dyn FnMut(Range<usize>) -> Result<Vec<WindowResult>>,
+    host: &Host,
+) -> Result<Vec<WindowResult>> {
+    let names: Vec<String> = groups.iter().map(|group| format!("windows {group:?}")).collect();
+    let mut compute = |unit: usize| Ok::<_, JobError>(serde_json::to_vec(&run(groups[unit].clone())?)?);
+    let mut tick = |_| if host.stops() { Err(RankError::Interrupted.into()) } else { Ok(()) };
+    team.complete(&names, &mut compute, &mut tick)?;
+    let mut all = Vec::new();
+    for (group, name) in groups.iter().zip(&names) {
+        let found =
+            team.result(name)?.and_then(|bytes| serde_json::from_slice::<Vec<WindowResult>>(&bytes).ok());
+        match found.filter(|found| found.len() == group.len()) {
+            Some(found) => all.extend(found),
+            None if team.is_partial() => {}
+            None => all.extend(run(group.clone())?),
+        }
+    }
+    Ok(all)
+}
+
+/// Computes windows that no other worker of `team` computes, until all have a result.
+pub(super) fn take_part(
+    job: &Evaluate,
+    models: &Models,
+    sequences: &[Sequence],
+    (team, host): (&Team, &Host),
+) -> Result<()> {
+    windows(job, models, sequences, (team, host)).map(drop)
 }
 
 fn per_window(result: &Evaluation) -> Value {

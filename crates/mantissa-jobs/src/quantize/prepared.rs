@@ -8,6 +8,7 @@ use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::{
     Check, Coverage, Importance, Options, Plan, Start, TaskRuns, as_in_gguf, dequantized_source,
 };
+use mantissa_ranks::Team;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{DEFAULT_SHARD_BYTES, disk};
 
@@ -173,6 +174,19 @@ impl PreparedQuantize<'_> {
     /// Returns the predicted peak memory in bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.plans.iter().map(|plan| plan.peak_bytes(self.job.verifies())).max().unwrap_or(0)
+    }
+
+    /// Divides the layers among the workers of `team`.
+    ///
+    /// # Errors
+    /// [`OverMemory`](crate::OverMemory): layers that are exchanged are held whole.
+    pub fn share(&mut self, team: &Team, host: &Host) -> Result<()> {
+        let verifies = self.job.verifies();
+        for plan in &mut self.plans {
+            let shared = plan.clone().with_team(team.clone());
+            (*plan, _) = adapt::fit_plan(shared, "quantize", verifies, host)?;
+        }
+        Ok(())
     }
 
     /// Shows the notes of the plans as warnings.

@@ -1,5 +1,7 @@
 //! Second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
 
+use std::ops::Range;
+
 use mantissa_kernels::NotPositiveDefinite;
 use mantissa_kernels::device::{Cpu, Device, Factors};
 use mantissa_num::stored::Map;
@@ -102,8 +104,7 @@ impl Hessian {
     /// # Panics
     /// If `x` is not whole rows.
     pub fn add(&mut self, x: &[f32], threads: usize) {
-        self.count(x);
-        Cpu::new(threads).add_xtx(x, self.cols, Factors::F32, &mut self.sum);
+        self.add_rows(x, 0..self.cols, Factors::F32, threads);
     }
 
     /// Like [`add`](Self::add), with inputs rounded to bf16; takes two more bytes per input.
@@ -111,8 +112,52 @@ impl Hessian {
     /// # Panics
     /// As [`add`](Self::add).
     pub fn add_bf16(&mut self, x: &[f32], threads: usize) {
+        self.add_rows(x, 0..self.cols, Factors::Bf16, threads);
+    }
+
+    /// Adds the inputs `x` (`[t, cols]`) to some rows of the sum, one of the [bands](Self::bands). Each has the bits that
+    /// it has in the whole.
+    ///
+    /// # Panics
+    /// As [`add`](Self::add), or if `rows` are no bands.
+    pub fn add_rows(&mut self, x: &[f32], rows: Range<usize>, factors: Factors, threads: usize) {
         self.count(x);
-        Cpu::new(threads).add_xtx(x, self.cols, Factors::Bf16, &mut self.sum);
+        Cpu::new(threads).add_xtx(x, self.cols, rows, factors, &mut self.sum);
+    }
+
+    /// Divides the rows of the sum of width `cols` into at most `count` bands of about equal work: row `i` has
+    /// `cols - i` products.
+    pub fn bands(cols: usize, count: usize, factors: Factors) -> Vec<Range<usize>> {
+        let (unit, count) = (factors.rows(), count.max(1));
+        let end = |band: usize| {
+            let left = 1.0 - band as f64 / count as f64;
+            let row = cols as f64 * (1.0 - left.sqrt());
+            if band == count { cols } else { ((row / unit as f64).round() as usize * unit).min(cols) }
+        };
+        let bands = (0..count).map(|band| end(band)..end(band + 1));
+        bands.filter(|rows| !rows.is_empty()).collect()
+    }
+
+    /// Returns the number of tokens and the `rows` of the sum as bytes, little-endian.
+    pub fn rows_to_bytes(&self, rows: Range<usize>) -> Vec<u8> {
+        let rows = &self.sum[rows.start * self.cols..rows.end * self.cols];
+        let values = rows.iter().flat_map(|value| value.to_bits().to_le_bytes());
+        self.tokens.to_le_bytes().into_iter().chain(values).collect()
+    }
+
+    /// Takes the number of tokens and the `rows` of the sum from what [`rows_to_bytes`](Self::rows_to_bytes) returned for
+    /// them; false if the bytes are not that.
+    pub fn put_rows(&mut self, rows: Range<usize>, bytes: &[u8]) -> bool {
+        let cols = self.cols;
+        let Some(own) = self.sum.get_mut(rows.start * cols..rows.end * cols) else { return false };
+        let Some((tokens, values)) = bytes.split_first_chunk::<8>() else { return false };
+        if values.len() != 4 * own.len() {
+            return false;
+        }
+        self.tokens = u64::from_le_bytes(*tokens);
+        let values = values.as_chunks::<4>().0.iter().map(|bits| f32::from_bits(u32::from_le_bytes(*bits)));
+        own.iter_mut().zip(values).for_each(|(own, value)| *own = value);
+        true
     }
 
     /// Counts the tokens of `x`.

@@ -1,6 +1,6 @@
 //! Decoder layer in a calibration: its weights are replaced, and the states inside it are kept between passes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::{InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, Place};
 use mantissa_num::stored::Map;
@@ -17,12 +17,20 @@ pub struct CalibratedLayer {
     pub(super) quantizers: BTreeMap<LinearInput, InputQuantizer>,
     /// Number of weights replaced: before the attention heads, and the output projection.
     replaced: [u32; 2],
+    /// Kinds of the weights replaced.
+    kinds: BTreeSet<String>,
 }
 
 impl CalibratedLayer {
     /// Takes a layer with its own weights.
     pub(super) fn new(index: usize, layer: Layer) -> Self {
-        CalibratedLayer { index, layer, quantizers: BTreeMap::new(), replaced: [0; 2] }
+        CalibratedLayer {
+            index,
+            layer,
+            quantizers: BTreeMap::new(),
+            replaced: [0; 2],
+            kinds: BTreeSet::new(),
+        }
     }
 
     /// Returns the layer's index.
@@ -34,6 +42,11 @@ impl CalibratedLayer {
     pub(super) fn revision(&self, place: Place) -> u32 {
         let [before_heads, output] = self.replaced;
         if place == Place::Heads { before_heads } else { before_heads + output }
+    }
+
+    /// Returns the kinds of the weights that were replaced.
+    pub(super) fn replaced_kinds(&self) -> &BTreeSet<String> {
+        &self.kinds
     }
 
     /// Returns a linear layer; `None` if the layer has none of this kind.
@@ -67,6 +80,7 @@ impl CalibratedLayer {
         *old = Linear::new(old.module(), weight)?;
         old.set_products(products);
         let turn = kind.input().turn();
+        self.kinds.insert(format!("{kind:?}"));
         self.replaced[0] += u32::from(turn < LinearInput::O.turn());
         self.replaced[1] += u32::from(turn == LinearInput::O.turn());
         Ok(())

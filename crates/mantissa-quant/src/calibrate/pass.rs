@@ -26,6 +26,13 @@ pub(super) struct Running<'l> {
     resized: Option<States>,
 }
 
+impl Running<'_> {
+    /// True if the pass goes to the end of the layer.
+    pub(super) fn through(&self) -> bool {
+        self.through
+    }
+}
+
 impl Calibration<'_> {
     /// Returns the ranges of windows that go through a layer together.
     pub(super) fn batches(&self) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -59,24 +66,11 @@ impl Calibration<'_> {
         windows: Range<usize>,
         take: &mut impl FnMut(&Worker, usize),
     ) -> Result<(), CalibrateError> {
-        let config = self.config;
-        let Running { layer, inputs, through, from, inside, end, resized } = running;
-        let (states, inside_now) = (&self.states, inside.as_ref());
-        let (carried, through_now) = (&self.carried[..], *through);
-        let (from_now, inputs_now) = (*from, *inputs);
-        let pass = Pass {
-            layer,
-            config,
-            states,
-            carried,
-            from: from_now,
-            inside: inside_now,
-            inputs: inputs_now,
-            through: through_now,
-        };
+        let (config, pass) = (self.config, self.pass_of(running));
+        let (layer, through) = (running.layer, running.through);
         // Keys and values are complete where the heads are joined.
-        let attends = from_now == Place::Input
-            && (through_now || inputs_now.iter().any(|input| input.turn() >= LinearInput::O.turn()));
+        let attends = running.from == Place::Input
+            && (through || running.inputs.iter().any(|input| input.turn() >= LinearInput::O.turn()));
         for_each(self.threads, windows.clone().zip(&mut *workers), |(window, worker)| {
             worker.run(pass, window);
         });
@@ -87,13 +81,42 @@ impl Calibration<'_> {
                 self.carried[window].leave(config, layer.index, tokens, &worker.buffers);
             }
             take(worker, tokens);
-            if *through {
+            if through {
                 self.carried[window].advance(config, tokens, &worker.buffers);
-                self.states.put(window, &worker.states)?;
-            } else if self.keeps && worker.end > *from {
-                *end = worker.end;
-                self.keep(window, worker.inside(), inside, resized)?;
             }
+            let states = if through { &worker.states[..] } else { worker.inside() };
+            self.settle(running, window, (worker.end, states))?;
+        }
+        Ok(())
+    }
+
+    /// Returns what a worker needs to run windows of a pass.
+    pub(super) fn pass_of<'r>(&'r self, running: &'r Running<'_>) -> Pass<'r> {
+        let Running { layer, inputs, through, from, inside, .. } = running;
+        Pass {
+            layer,
+            config: self.config,
+            states: &self.states,
+            carried: &self.carried,
+            from: *from,
+            inside: inside.as_ref(),
+            inputs,
+            through: *through,
+        }
+    }
+
+    /// Takes the states of a window at the `end` of a pass.
+    pub(super) fn settle(
+        &mut self,
+        running: &mut Running<'_>,
+        window: usize,
+        (end, states): (Place, &[f32]),
+    ) -> Result<(), CalibrateError> {
+        if running.through {
+            self.states.put(window, states)?;
+        } else if self.keeps && end > running.from {
+            running.end = end;
+            self.keep(window, states, &mut running.inside, &mut running.resized)?;
         }
         Ok(())
     }

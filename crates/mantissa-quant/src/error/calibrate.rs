@@ -1,6 +1,7 @@
 //! Errors of a calibration.
 
 use mantissa_model::{ForwardError, LoadError};
+use mantissa_ranks::RankError;
 use mantissa_store::ErrorClass;
 
 use crate::gptq::GptqError;
@@ -35,9 +36,21 @@ pub enum CalibrateError {
     /// The file of hidden states cannot be written or read.
     #[error(transparent)]
     States(#[from] mantissa_store::Error),
+    /// Work that is shared with other workers failed.
+    #[error(transparent)]
+    Ranks(RankError),
     /// The caller interrupted the run.
     #[error("interrupted before the end")]
     Interrupted,
+}
+
+impl From<RankError> for CalibrateError {
+    fn from(error: RankError) -> Self {
+        match error {
+            RankError::Interrupted => CalibrateError::Interrupted,
+            error => CalibrateError::Ranks(error),
+        }
+    }
 }
 
 impl CalibrateError {
@@ -46,6 +59,7 @@ impl CalibrateError {
         match self {
             CalibrateError::Load(error) => error.class(),
             CalibrateError::States(error) => error.class(),
+            CalibrateError::Ranks(error) => error.class(),
             CalibrateError::Interrupted | CalibrateError::Statistics(GptqError::Memory { .. }) => {
                 ErrorClass::Environment
             }

@@ -4,6 +4,7 @@
 mod describe;
 mod folder;
 mod gguf_file;
+mod part;
 mod quantize;
 pub(crate) mod recalibrate;
 pub(crate) mod several;
@@ -21,6 +22,7 @@ use folder::Folder;
 use gguf_file::GgufFiles;
 use task::Task;
 
+pub use part::take_part;
 pub use quantize::require_modules;
 pub use task::Outcome;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use mantissa_model::Products;
 use mantissa_num::Rounding;
+use mantissa_ranks::Team;
 use mantissa_store::DEFAULT_SHARD_BYTES;
 use mantissa_store::convention::Container;
 
@@ -44,6 +45,8 @@ pub struct Options {
     pub states_in_memory: u64,
     /// Work to record in `quality.json`.
     pub rebuild: Option<Recorded>,
+    /// Workers that solve the layers.
+    pub team: Team,
 }
 
 impl Default for Options {
@@ -62,6 +65,7 @@ impl Default for Options {
             scales: None,
             states_in_memory: IN_MEMORY,
             rebuild: None,
+            team: Team::alone(),
         }
     }
 }

@@ -64,7 +64,9 @@ impl Sequential<'_> {
         }
         let mut scratch = Scratch::default();
         let w = whole(source, info, w, &mut scratch)?;
-        let corrected = solver.corrected(w, reads_last(plan, info), plan.options.threads);
+        // Workers take weights in any order: none is known to be the last.
+        let last = reads_last(plan, info) && !plan.options.team.is_shared();
+        let corrected = solver.corrected(w, last, plan.options.threads);
         corrected.map_err(|error| method_error(source, &info.module, error))
     }
 }

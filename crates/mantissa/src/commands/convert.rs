@@ -17,6 +17,7 @@ use super::model::ModelPath;
 use super::outcome::{MeasureArgs, human_figures, layer_table, linear_bits, tell_failure};
 use super::parse::{container, scheme};
 use super::quantize::ALREADY;
+use super::workers::{Engaged, WorkersArgs};
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::{bytes, counted, labelled};
@@ -73,6 +74,8 @@ pub struct Args {
     #[arg(long, help_heading = "Output", hide_short_help = true)]
     layers: bool,
     #[command(flatten)]
+    workers: WorkersArgs,
+    #[command(flatten)]
     measure: MeasureArgs,
 }
 
@@ -127,12 +130,25 @@ impl Execute for Args {
     /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify.
     fn run(&self, context: &Context) -> Result<()> {
         let job = self.resolved()?;
-        let prepared = job.prepare(context)?;
+        let mut prepared = job.prepare(context)?;
         let found = finished::output_of_plan(&prepared.plan, &prepared.source, &job.out, false, context)?;
         let already_complete = found.is_some();
         let outcome = match found {
             Some(outcome) => outcome,
-            None => tell_failure(prepared.run(context), context)?,
+            None => {
+                let engaged = self.workers.engage(&job, &job.out, prepared.plan.units(), context)?;
+                if let Engaged::Scripted = engaged {
+                    return Ok(());
+                }
+                if let Engaged::Crew(crew) = &engaged {
+                    prepared.share(&crew.team, context)?;
+                }
+                let outcome = tell_failure(prepared.run(context), context)?;
+                if let Engaged::Crew(crew) = engaged {
+                    crew.finish(context)?;
+                }
+                outcome
+            }
         };
         let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
         let done = Done {

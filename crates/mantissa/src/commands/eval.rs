@@ -4,6 +4,7 @@ mod args;
 mod tasks;
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::Comparison;
@@ -15,6 +16,7 @@ pub use self::args::Args;
 
 use super::execute::Execute;
 use super::load_preview::LoadPreview;
+use super::workers::Engaged;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::{counted, labelled};
@@ -35,7 +37,18 @@ impl Execute for Args {
             let needs = job.preview(context)?;
             return LoadPreview::new(self.models(), job.engine, needs, context)?.report(context);
         }
-        let report = job.run(context)?;
+        if self.workers.are_asked_for() {
+            job.require_divisible()?;
+        }
+        let report = match self.workers.engage(&job, Path::new("eval"), None, context)? {
+            Engaged::Alone => job.run(context)?,
+            Engaged::Scripted => return Ok(()),
+            Engaged::Crew(crew) => {
+                let report = job.run_with(&crew.team, context)?;
+                crew.finish(context)?;
+                report
+            }
+        };
         context.report(&report, |out| match &report {
             EvaluateReport::Text(found) => human(out, found),
             EvaluateReport::Tasks(found) => tasks::human(out, found),

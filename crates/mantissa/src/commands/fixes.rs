@@ -114,9 +114,27 @@ fn out(model: &Path, what: &str, format: &str) -> String {
 }
 
 /// Command line, without the program.
-struct Line(Vec<String>);
+pub(super) struct Line(Vec<String>);
 
 impl Line {
+    /// Returns the command line that was given.
+    pub(super) fn given() -> Self {
+        Line(std::env::args().skip(1).collect())
+    }
+
+    /// Replaces the flags that divide the work by the folder that its workers share.
+    pub(super) fn for_engine(mut self, job: &Path) -> Self {
+        ["--engine", "--workers", "--job"].into_iter().for_each(|name| self.remove(name));
+        self.0.retain(|word| word != "--submit");
+        self.0.extend(["--job".to_owned(), job.display().to_string()]);
+        self
+    }
+
+    /// Returns the words.
+    pub(super) fn words(self) -> Vec<String> {
+        self.0
+    }
+
     /// Replaces the value `old` of an option, written as `--name old` or `--name=old`; a value of any text if `old` is
     /// not there.
     fn replace(&mut self, name: &str, old: &str, new: &str) -> Option<()> {

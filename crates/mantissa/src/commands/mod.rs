@@ -13,6 +13,7 @@ mod diagnose;
 mod diff;
 mod distill;
 mod doctor;
+mod engines;
 mod eval;
 mod execute;
 mod explain;
@@ -48,6 +49,8 @@ mod text;
 mod tokenizer;
 mod train;
 mod verify;
+mod worker;
+mod workers;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -123,6 +126,7 @@ commands! {
     Convert: convert,
     Cast: cast,
     Rebuild: rebuild,
+    Worker: worker,
     Run: run,
     Serve: serve,
     Eval: eval,

@@ -21,6 +21,7 @@ use super::execute::Execute;
 use super::fixes::GivenLine;
 use super::model;
 use super::outcome::tell_failure;
+use super::workers::Engaged;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::bytes;
@@ -87,7 +88,9 @@ impl Execute for Args {
             return context.warn_all(&layer_notes(&outcome.quality));
         }
         context.note(&share_note(plan, &prepared.source));
-        let (outcomes, time) = carry_out(&mut prepared, context)?;
+        let Some((outcomes, time)) = carry_out(self, &resolved, &mut prepared, context)? else {
+            return Ok(());
+        };
         let (Some(plan), Some(outcome)) = (prepared.plans.first(), outcomes.first()) else { return Ok(()) };
         let done =
             Done::new((self, &resolved, &prepared.source), (plan, outcome), &resolved.job.out, Some(time));
@@ -96,16 +99,33 @@ impl Execute for Args {
     }
 }
 
-/// Runs a planned quantization; reports an output that failed a limit or verification.
+/// Outcomes of the plans, and the time that they took.
+type Completed = (Vec<mantissa_quant::Outcome>, std::time::Duration);
+
+/// Runs a planned quantization, alone or with other workers; reports an output that failed a limit or verification. `None`
+/// if an engine runs it instead.
 fn carry_out(
+    args: &Args,
+    resolved: &ResolvedQuantize,
     prepared: &mut PreparedQuantize<'_>,
     context: &Context,
-) -> Result<(Vec<mantissa_quant::Outcome>, std::time::Duration)> {
+) -> Result<Option<Completed>> {
+    // Units of several plans have no common numbers.
+    let units = prepared.plans.first().filter(|_| prepared.plans.len() == 1).and_then(Plan::units);
+    let engaged = args.workers.engage(&resolved.job, &resolved.job.out, units, context)?;
+    match &engaged {
+        Engaged::Alone => {}
+        Engaged::Scripted => return Ok(None),
+        Engaged::Crew(crew) => prepared.share(&crew.team, context)?,
+    }
     prepared.warn(context)?;
     let coverage = prepared.coverage(context)?;
     coverage.iter().try_for_each(|found| coverage::show(found, context))?;
     let report = tell_failure(prepared.run(coverage, context), context)?;
-    Ok((report.outcomes, report.time))
+    if let Engaged::Crew(crew) = engaged {
+        crew.finish(context)?;
+    }
+    Ok(Some((report.outcomes, report.time)))
 }
 
 /// Prints what a short name stands for and what was chosen, with the predictions for `plan`.

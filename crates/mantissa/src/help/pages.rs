@@ -31,6 +31,7 @@ const PAGES: &[Page] = &[
     page!("guide/demo"),
     page!("guide/diagnose"),
     page!("guide/distill"),
+    page!("guide/distributed"),
     page!("guide/doctor"),
     page!("guide/evaluate"),
     page!("guide/finetune"),

@@ -89,3 +89,4 @@ mod train_losses;
 mod train_stops;
 mod trellis;
 mod unopenable;
+mod workers;

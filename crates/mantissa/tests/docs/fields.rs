@@ -7,7 +7,7 @@ use crate::support::strict_json;
 use crate::{output_in, root};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 28] = [
+const REPORTS: [(&[&str], &str); 30] = [
     (&["plan"], "plan demo --hardware h100"),
     (&["plan"], "plan demo --hardware h100 --train"),
     (&["explain"], "explain w4a16 demo --hardware h100"),
@@ -18,6 +18,11 @@ const REPORTS: [(&[&str], &str); 28] = [
     (&["quality.json", "quantize, convert and fit"], "convert q --format gptq --out q-gptq --task cloze"),
     (&["eval"], "eval q --reference demo --text sample.txt --kv int8-head"),
     (&["eval"], "eval q --reference demo --task cloze"),
+    (
+        &["worker", "scripts of --engine"],
+        "quantize demo --recipe rtn-int4-g128 --out w --job w.job --workers 2 --engine slurm",
+    ),
+    (&["worker", "scripts of --engine"], "worker w.job --units 0..2"),
     (&["rebuild"], "rebuild q/quality.json --source demo --out again"),
     (&["run"], "run q -p Once -n 4"),
     (&["dry runs"], "run q -p Once -n 4 --dry-run"),

@@ -125,7 +125,7 @@ impl Destination for GgufFiles<'_> {
 }
 
 /// Returns the importance matrix for searched blocks: given, or computed on the calibration text.
-fn importance<'a>(
+pub(super) fn importance<'a>(
     plan: &'a Plan,
     source: &ModelFiles,
     progress: &mut Tell<'_>,

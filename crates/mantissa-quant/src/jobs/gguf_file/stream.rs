@@ -32,7 +32,9 @@ impl Plan {
             && layout.order.columns(&name).is_none()
             && layout.architecture.joined(&name, layout.order).is_none()
             && layout.architecture.place(&name).is_some_and(|place| place.expert.is_none());
-        let rounded = self.job.recipe().is_some_and(Recipe::rounds_to_nearest);
+        // Workers exchange whole layers.
+        let rounded =
+            self.job.recipe().is_some_and(Recipe::rounds_to_nearest) && !self.options.team.is_shared();
         let codec = scheme.format.codec().filter(|_| own && rounded)?;
         self.blocks_of_ternary(scheme).is_none().then_some(codec)
     }

@@ -12,6 +12,7 @@ use crate::commands::calibration::CalibrationArgs;
 use crate::commands::model::ModelPath;
 use crate::commands::run::Engine;
 use crate::commands::text::{TextArgs, bound};
+use crate::commands::workers::WorkersArgs;
 
 /// Measure perplexity, KL, top-1 agreement, or accuracy on tasks
 ///
@@ -77,6 +78,8 @@ pub struct Args {
     engine: Engine,
     #[command(flatten, next_help_heading = "Evaluation")]
     adapter: AdapterArgs,
+    #[command(flatten)]
+    pub(super) workers: WorkersArgs,
     /// Say what would be loaded; measure nothing
     #[arg(long, help_heading = "Output")]
     pub(super) dry_run: bool,

@@ -54,10 +54,10 @@ pub(super) fn run(
     let places = resolved.job.places()?;
     let (outcomes, time) = match finished_already(prepared, resolved, &places, context)? {
         Some(outcomes) => (outcomes, None),
-        None => {
-            let (outcomes, time) = carry_out(prepared, context)?;
-            (outcomes, Some(time))
-        }
+        None => match carry_out(args, resolved, prepared, context)? {
+            Some((outcomes, time)) => (outcomes, Some(time)),
+            None => return Ok(()),
+        },
     };
     let plans = &prepared.plans;
     let name = |i: usize| plans[i].container.name();

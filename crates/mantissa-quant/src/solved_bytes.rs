@@ -1,0 +1,442 @@
+//! Solutions of layers as bytes, which workers exchange: little-endian, every number by its bits, every list after its
+//! length. Equal solutions give equal bytes.
+//!
+//! The format is that of the plan, which every worker has. A method that changes it names the new one as the text of its
+//! scheme; one that the grammar does not spell is not exchanged, and its layer is solved by each worker.
+
+use mantissa_methods::error_gate::{Judgement, Output, Windows};
+use mantissa_methods::{ErrorStats, Solved};
+use mantissa_num::stored::Extra;
+use mantissa_num::{Codes, Format, Offsets, Quantized, ScaleLevel, Scheme, StaticScale};
+
+/// Deepest level of scales that is read: the global scale of NVFP4 is the second.
+const MOST_LEVELS: usize = 4;
+
+/// Writes the solutions of modules, each with its planned scheme; `None` if a format has no text of its own.
+pub(crate) fn to_bytes<'a>(
+    solutions: impl ExactSizeIterator<Item = (&'a str, &'a Scheme, &'a Solved)>,
+) -> Option<Vec<u8>> {
+    let mut out = Writer(Vec::new());
+    out.len(solutions.len());
+    for (module, scheme, solved) in solutions {
+        out.text(module);
+        out.text(&other_format(scheme, &solved.quantized.format)?);
+        out.solved(solved);
+    }
+    Some(out.0)
+}
+
+/// Reads the solution of `module`, whose planned scheme is `scheme`; `None` if the bytes are not what [`to_bytes`] wrote, or
+/// have no such module.
+pub(crate) fn from_bytes(bytes: &[u8], module: &str, scheme: &Scheme) -> Option<Solved> {
+    let mut from = Reader(bytes);
+    let mut found = None;
+    for _ in 0..from.len(1)? {
+        let name = from.text()?;
+        let format = match &*from.text()? {
+            "" => scheme.format.clone(),
+            text => text.parse::<Scheme>().ok()?.format,
+        };
+        let solved = from.solved(format)?;
+        if name == module {
+            solved.quantized.rows.checked_mul(solved.quantized.cols).filter(|len| *len <= bytes.len() * 8)?;
+            solved.quantized.check().ok()?;
+            found = Some(solved);
+        }
+    }
+    found.filter(|_| from.0.is_empty())
+}
+
+/// Returns the text of `format` if it is not the planned one, which has no text here.
+fn other_format(scheme: &Scheme, format: &Format) -> Option<String> {
+    if scheme.format == *format {
+        return Some(String::new());
+    }
+    let text = Scheme { format: format.clone(), ..scheme.clone() }.to_string();
+    text.parse::<Scheme>().is_ok_and(|parsed| parsed.format == *format).then_some(text)
+}
+
+/// Bytes that are written.
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn len(&mut self, len: usize) {
+        self.u64(len as u64);
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn byte(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    fn f64(&mut self, value: f64) {
+        self.u64(value.to_bits());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.len(bytes.len());
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Writes numbers of `N` bytes.
+    fn numbers<const N: usize>(&mut self, numbers: impl ExactSizeIterator<Item = [u8; N]>) {
+        self.len(numbers.len());
+        numbers.for_each(|number| self.0.extend_from_slice(&number));
+    }
+
+    fn floats(&mut self, values: &[f32]) {
+        self.numbers(values.iter().map(|value| value.to_bits().to_le_bytes()));
+    }
+
+    fn indices(&mut self, values: &[u32]) {
+        self.numbers(values.iter().map(|value| value.to_le_bytes()));
+    }
+
+    /// Writes whether there is a value, and the value.
+    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
+        self.byte(value.is_some().into());
+        if let Some(value) = value {
+            write(self, value);
+        }
+    }
+
+    fn solved(&mut self, solved: &Solved) {
+        // Every field is named, so that a new one is not forgotten.
+        let Solved {
+            quantized: Quantized { format: _, rows, cols, codes, scales },
+            g_idx,
+            outliers,
+            input_scale,
+            stats,
+            fallback,
+            output_error,
+            judged,
+            notes,
+        } = solved;
+        self.len(*rows);
+        self.len(*cols);
+        self.codes(codes);
+        self.level(scales);
+        self.option(g_idx.as_ref(), |out, groups| out.indices(groups));
+        self.option(outliers.as_ref(), Self::extra);
+        self.option(*input_scale, |out, StaticScale { scale, zero }| {
+            out.floats(&[scale]);
+            out.u64(i64::from(zero).cast_unsigned());
+        });
+        let (count, sums, max_error) = stats.parts();
+        self.u64(count);
+        sums.into_iter().for_each(|sum| self.f64(sum));
+        self.floats(&[max_error]);
+        self.option(fallback.as_ref(), |out, why| out.text(why));
+        self.option(*output_error, Self::f64);
+        self.option(*judged, |out, Judgement { of, windows, solved, nearest }| {
+            out.byte(of_output(of));
+            out.byte((windows == Windows::HeldOut).into());
+            out.f64(solved);
+            out.f64(nearest);
+        });
+        self.len(notes.len());
+        notes.iter().for_each(|note| self.text(note));
+    }
+
+    fn codes(&mut self, codes: &Codes) {
+        match codes {
+            Codes::U8(codes) => {
+                self.byte(0);
+                self.bytes(codes);
+            }
+            Codes::U16(codes) => {
+                self.byte(1);
+                self.numbers(codes.iter().map(|code| code.to_le_bytes()));
+            }
+            Codes::U32(codes) => {
+                self.byte(2);
+                self.indices(codes);
+            }
+            Codes::U64(codes) => {
+                self.byte(3);
+                self.numbers(codes.iter().map(|code| code.to_le_bytes()));
+            }
+            Codes::Packed(bytes) => {
+                self.byte(4);
+                self.bytes(bytes);
+            }
+        }
+    }
+
+    fn level(&mut self, ScaleLevel { codes, offsets, outer }: &ScaleLevel) {
+        self.codes(codes);
+        match offsets {
+            Offsets::None => self.byte(0),
+            Offsets::Zero(zeros) => {
+                self.byte(1);
+                self.numbers(zeros.iter().map(|zero| zero.to_le_bytes()));
+            }
+            Offsets::Bias(biases) => {
+                self.byte(2);
+                self.floats(biases);
+            }
+            Offsets::Mean(mean) => {
+                self.byte(3);
+                self.floats(&[*mean]);
+            }
+        }
+        self.option(outer.as_deref(), Self::level);
+    }
+
+    fn extra(&mut self, extra: &Extra) {
+        match extra {
+            Extra::Columns { index, values } => {
+                self.byte(0);
+                self.indices(index);
+                self.floats(values);
+            }
+            Extra::LowRank { rank, down, up } => {
+                self.byte(1);
+                self.len(*rank);
+                self.floats(down);
+                self.floats(up);
+            }
+            Extra::Sparse { starts, index, values } => {
+                self.byte(2);
+                self.indices(starts);
+                self.indices(index);
+                self.floats(values);
+            }
+        }
+    }
+}
+
+fn of_output(of: Output) -> u8 {
+    OUTPUTS.iter().position(|known| *known == of).unwrap_or(0) as u8
+}
+
+/// Outputs in the order of their bytes.
+const OUTPUTS: [Output; 3] = [Output::Layer, Output::Input, Output::Block];
+
+/// Bytes that are left to read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(*self.take(8)?.first_chunk()?))
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
+    }
+
+    fn f64(&mut self) -> Option<f64> {
+        Some(f64::from_bits(self.u64()?))
+    }
+
+    /// Reads the length of a list whose elements have at least `size` bytes: never more than what is left.
+    fn len(&mut self, size: usize) -> Option<usize> {
+        let len = usize::try_from(self.u64()?).ok()?;
+        (len.checked_mul(size)? <= self.0.len()).then_some(len)
+    }
+
+    fn bytes(&mut self) -> Option<Vec<u8>> {
+        let len = self.len(1)?;
+        Some(self.take(len)?.to_vec())
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?).ok()
+    }
+
+    fn numbers<T, const N: usize>(&mut self, of: impl Fn([u8; N]) -> T) -> Option<Vec<T>> {
+        let len = self.len(N)?;
+        let (numbers, _) = self.take(len * N)?.as_chunks::<N>();
+        Some(numbers.iter().map(|number| of(*number)).collect())
+    }
+
+    fn floats(&mut self) -> Option<Vec<f32>> {
+        self.numbers(|bytes| f32::from_bits(u32::from_le_bytes(bytes)))
+    }
+
+    fn float(&mut self) -> Option<f32> {
+        self.floats()?.first().copied()
+    }
+
+    fn indices(&mut self) -> Option<Vec<u32>> {
+        self.numbers(u32::from_le_bytes)
+    }
+
+    /// Reads whether there is a value, and the value.
+    fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
+        match self.byte()? {
+            0 => Some(None),
+            1 => Some(Some(read(self)?)),
+            _ => None,
+        }
+    }
+
+    fn solved(&mut self, format: Format) -> Option<Solved> {
+        let (rows, cols) = (usize::try_from(self.u64()?).ok()?, usize::try_from(self.u64()?).ok()?);
+        let (codes, scales) = (self.codes()?, self.level(MOST_LEVELS)?);
+        Some(Solved {
+            quantized: Quantized { format, rows, cols, codes, scales },
+            g_idx: self.option(Self::indices)?,
+            outliers: self.option(Self::extra)?,
+            input_scale: self.option(|from| {
+                let (scale, zero) = (from.float()?, from.u64()?.cast_signed());
+                Some(StaticScale { scale, zero: i32::try_from(zero).ok()? })
+            })?,
+            stats: {
+                let (count, sums) = (self.u64()?, [self.f64()?, self.f64()?]);
+                ErrorStats::from_parts(count, sums, self.float()?)
+            },
+            fallback: self.option(Self::text)?,
+            output_error: self.option(Self::f64)?,
+            judged: self.option(|from| {
+                let of = *OUTPUTS.get(usize::from(from.byte()?))?;
+                let windows = if from.byte()? == 0 { Windows::Calibration } else { Windows::HeldOut };
+                Some(Judgement { of, windows, solved: from.f64()?, nearest: from.f64()? })
+            })?,
+            notes: (0..self.len(1)?).map(|_| self.text()).collect::<Option<_>>()?,
+        })
+    }
+
+    fn codes(&mut self) -> Option<Codes> {
+        Some(match self.byte()? {
+            0 => Codes::U8(self.bytes()?),
+            1 => Codes::U16(self.numbers(u16::from_le_bytes)?),
+            2 => Codes::U32(self.indices()?),
+            3 => Codes::U64(self.numbers(u64::from_le_bytes)?),
+            4 => Codes::Packed(self.bytes()?),
+            _ => return None,
+        })
+    }
+
+    fn level(&mut self, levels: usize) -> Option<ScaleLevel> {
+        if levels == 0 {
+            return None;
+        }
+        let codes = self.codes()?;
+        let offsets = match self.byte()? {
+            0 => Offsets::None,
+            1 => Offsets::Zero(self.numbers(i32::from_le_bytes)?),
+            2 => Offsets::Bias(self.floats()?),
+            3 => Offsets::Mean(self.float()?),
+            _ => return None,
+        };
+        let outer = self.option(|from| from.level(levels - 1).map(Box::new))?;
+        Some(ScaleLevel { codes, offsets, outer })
+    }
+
+    fn extra(&mut self) -> Option<Extra> {
+        Some(match self.byte()? {
+            0 => Extra::Columns { index: self.indices()?, values: self.floats()? },
+            1 => {
+                let rank = usize::try_from(self.u64()?).ok()?;
+                Extra::LowRank { rank, down: self.floats()?, up: self.floats()? }
+            }
+            2 => Extra::Sparse { starts: self.indices()?, index: self.indices()?, values: self.floats()? },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use mantissa_methods::rtn;
+
+    use super::*;
+
+    /// Schemes with each kind of codes, scales and offsets.
+    const SCHEMES: [&str; 13] = [
+        "int4-g32",
+        "int4-g32-asym",
+        "int8-channel",
+        "nvfp4",
+        "mxfp4",
+        "mxfp8",
+        "nf4-g64",
+        "nf4-dq",
+        "q4_K",
+        "iq4_xs",
+        "int3-g64-asym",
+        "ternary",
+        "fp8-e4m3-channel",
+    ];
+
+    fn solved(scheme: &Scheme) -> Solved {
+        let (rows, cols) = (4, 256);
+        let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+        let (quantized, _) = rtn::quantize(scheme, &w, rows, cols, None, 1).unwrap();
+        let stats = ErrorStats::of(&w, &quantized);
+        Solved {
+            g_idx: Some(vec![1, 0, 3]),
+            outliers: Some(Extra::Sparse { starts: vec![0, 1], index: vec![7], values: vec![-0.0] }),
+            input_scale: Some(StaticScale { scale: 0.25, zero: -3 }),
+            fallback: Some("a reason".to_owned()),
+            output_error: Some(f64::from_bits(0x7ff8_0000_0000_0001)),
+            judged: Some(Judgement {
+                of: Output::Block,
+                windows: Windows::HeldOut,
+                solved: 1.5,
+                nearest: f64::INFINITY,
+            }),
+            notes: vec![String::new(), "ü".to_owned()],
+            ..Solved::rounded((quantized, stats))
+        }
+    }
+
+    #[test]
+    fn solutions_are_read_back_bit_for_bit() {
+        for name in SCHEMES {
+            let scheme: Scheme = name.parse().unwrap_or_else(|error| panic!("{name}: {error}"));
+            let one = solved(&scheme);
+            let two = Solved { g_idx: None, outliers: None, judged: None, output_error: None, ..one.clone() };
+            let all = [("m.0", &scheme, &one), ("m.1", &scheme, &two)];
+            let bytes = to_bytes(all.into_iter()).unwrap_or_else(|| panic!("{name}"));
+            for (module, _, expected) in all {
+                let found = from_bytes(&bytes, module, &scheme).unwrap();
+                assert_eq!(found.quantized, expected.quantized, "{name}");
+                assert_eq!(found.stats, expected.stats);
+                assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{name}");
+                let again = to_bytes([(module, &scheme, &found)].into_iter()).unwrap();
+                assert!(again == to_bytes([(module, &scheme, expected)].into_iter()).unwrap(), "{name}");
+            }
+            assert!(from_bytes(&bytes, "m.2", &scheme).is_none());
+            // A format that is not the planned one goes by name.
+            let planned: Scheme = "int5-channel".parse().unwrap();
+            let bytes = to_bytes([("m", &planned, &one)].into_iter()).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(from_bytes(&bytes, "m", &planned).unwrap().quantized, one.quantized, "{name}");
+        }
+    }
+
+    #[test]
+    fn damaged_bytes_are_refused_without_a_panic() {
+        let scheme: Scheme = "nvfp4".parse().unwrap();
+        let one = solved(&scheme);
+        let bytes = to_bytes([("m", &scheme, &one)].into_iter()).unwrap();
+        for cut in 0..bytes.len() {
+            assert!(from_bytes(&bytes[..cut], "m", &scheme).is_none(), "{cut}");
+        }
+        assert!(from_bytes(&[&bytes[..], &[0]].concat(), "m", &scheme).is_none());
+        for at in 0..bytes.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut other = bytes.clone();
+                other[at] ^= flip;
+                // What is read has parts of consistent lengths.
+                from_bytes(&other, "m", &scheme).into_iter().for_each(|solved| drop(solved.values()));
+            }
+        }
+    }
+}

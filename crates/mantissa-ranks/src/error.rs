@@ -1,0 +1,94 @@
+//! Errors of shared work.
+
+use std::path::PathBuf;
+
+use mantissa_store::{Error, ErrorClass};
+
+/// Result with a [`RankError`].
+pub type Result<T, E = RankError> = std::result::Result<T, E>;
+
+/// Two results of one unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disagreement {
+    /// Name of the unit.
+    pub unit: String,
+    /// Worker whose result is in the folder, and the SHA-256 of that result.
+    pub stored: (String, String),
+    /// Worker that computed it again, and the SHA-256 of its result.
+    pub again: (String, String),
+}
+
+impl std::fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Disagreement { unit, stored, again } = self;
+        write!(
+            f,
+            "unit {unit}: expected equal results, got {} of worker {} and {} of worker {}; fix: one of the two \
+             machines computes wrongly or reads other inputs: run the job again without it",
+            stored.1, stored.0, again.1, again.0
+        )
+    }
+}
+
+/// Error of shared work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankError {
+    /// A file cannot be read or written, or holds something else.
+    #[error(transparent)]
+    Store(#[from] Error),
+    /// Two workers computed different bytes for one unit.
+    #[error("{}: {_1}", _0.display())]
+    Disagrees(PathBuf, Box<Disagreement>),
+    /// An input differs from the one that the job was made for.
+    #[error(
+        "{}: input {input}: expected the file that the job was made for (SHA-256 {expected}), got {got}; fix: copy that file here, or make the job again",
+        folder.display()
+    )]
+    Input {
+        /// Folder of the job.
+        folder: PathBuf,
+        /// The file.
+        input: String,
+        /// Digest of the job's file.
+        expected: String,
+        /// Digest of the file that was found, or `no file`.
+        got: String,
+    },
+    /// Numbered units were asked for of work whose units wait for each other.
+    #[error(
+        "units: expected all of them, got numbers: layers of a calibrated recipe wait for those before them; fix: start the worker without --unit and --units"
+    )]
+    DependentUnits,
+    /// A result is gone or damaged while a worker reads it.
+    #[error("unit {_0}: expected its result, got none; fix: start this worker again")]
+    Gone(String),
+    /// The host asked for a stop.
+    #[error("stopped")]
+    Interrupted,
+    /// A variable of the launcher is no number.
+    #[error(
+        "environment variable {name}: expected {expected}, got \"{got}\"; fix: start the worker by its launcher, or unset the variable"
+    )]
+    Launcher {
+        /// The variable.
+        name: &'static str,
+        /// What is expected.
+        expected: &'static str,
+        /// Its value.
+        got: String,
+    },
+}
+
+impl RankError {
+    /// Party that must act on the error.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            RankError::Store(error) => error.class(),
+            RankError::Disagrees(..) | RankError::Gone(_) | RankError::Interrupted => ErrorClass::Environment,
+            RankError::Input { .. } | RankError::Launcher { .. } | RankError::DependentUnits => {
+                ErrorClass::Input
+            }
+        }
+    }
+}
