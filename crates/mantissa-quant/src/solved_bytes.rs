@@ -148,10 +148,7 @@ impl Writer {
 
     fn codes(&mut self, codes: &Codes) {
         match codes {
-            Codes::U8(codes) => {
-                self.byte(0);
-                self.bytes(codes);
-            }
+            Codes::U8(codes) => self.small_codes(codes),
             Codes::U16(codes) => {
                 self.byte(1);
                 self.numbers(codes.iter().map(|code| code.to_le_bytes()));
@@ -169,6 +166,22 @@ impl Writer {
                 self.bytes(bytes);
             }
         }
+    }
+
+    /// Writes codes of a byte each, two in a byte if all have four bits: sign-extended, or unsigned.
+    fn small_codes(&mut self, codes: &[u8]) {
+        let kind = if codes.iter().all(|code| from_nibble(*code & 15, SIGNED) == *code) {
+            SIGNED
+        } else if codes.iter().all(|code| *code < 16) {
+            UNSIGNED
+        } else {
+            self.byte(0);
+            return self.bytes(codes);
+        };
+        self.byte(kind);
+        self.len(codes.len());
+        let pair = |pair: &[u8]| (pair[0] & 15) | pair.get(1).map_or(0, |second| second << 4);
+        self.0.extend(codes.chunks(2).map(pair));
     }
 
     fn level(&mut self, ScaleLevel { codes, offsets, outer }: &ScaleLevel) {
@@ -212,6 +225,15 @@ impl Writer {
             }
         }
     }
+}
+
+/// Kinds of codes that lie two in a byte, the first in the low half.
+const SIGNED: u8 = 5;
+const UNSIGNED: u8 = 6;
+
+/// Returns the code of a half byte.
+fn from_nibble(nibble: u8, kind: u8) -> u8 {
+    if kind == SIGNED && nibble > 7 { nibble | 0xf0 } else { nibble }
 }
 
 fn of_output(of: Output) -> u8 {
@@ -318,6 +340,15 @@ impl<'a> Reader<'a> {
             2 => Codes::U32(self.indices()?),
             3 => Codes::U64(self.numbers(u64::from_le_bytes)?),
             4 => Codes::Packed(self.bytes()?),
+            kind @ (SIGNED | UNSIGNED) => {
+                let len = usize::try_from(self.u64()?).ok()?;
+                let packed = self.take(len.div_ceil(2))?;
+                let mut codes = Vec::with_capacity(len + 1);
+                let halves = packed.iter().flat_map(|byte| [byte & 15, byte >> 4]);
+                codes.extend(halves.map(|nibble| from_nibble(nibble, kind)));
+                codes.truncate(len);
+                Codes::U8(codes)
+            }
             _ => return None,
         })
     }
@@ -418,6 +449,18 @@ mod tests {
             let planned: Scheme = "int5-channel".parse().unwrap();
             let bytes = to_bytes([("m", &planned, &one)].into_iter()).unwrap_or_else(|| panic!("{name}"));
             assert_eq!(from_bytes(&bytes, "m", &planned).unwrap().quantized, one.quantized, "{name}");
+        }
+    }
+
+    #[test]
+    fn codes_of_four_bits_take_half_a_byte() {
+        for codes in [vec![], vec![0xf8, 7, 0], vec![15, 0, 8, 1], vec![0x10, 3], vec![0xff, 8]] {
+            let mut out = Writer(Vec::new());
+            out.codes(&Codes::U8(codes.clone()));
+            let halved =
+                codes.iter().all(|code| *code < 16) || codes.iter().all(|code| !(8..0xf8).contains(code));
+            assert_eq!(out.0.len(), 9 + if halved { codes.len().div_ceil(2) } else { codes.len() });
+            assert_eq!(Reader(&out.0).codes(), Some(Codes::U8(codes)));
         }
     }
 

@@ -179,7 +179,8 @@ fn an_evaluation_is_divided() {
     assert_eq!(named, alone);
     assert_eq!(figures(&["--job", "job"]), alone);
     assert_eq!(fs::read_dir(place.at("job/units")).unwrap().count(), 4);
-    let arguments = ["eval", text(&place.at("int4")), "--task", "cloze", "--workers", "2"];
+    let model = place.at("int4");
+    let arguments = ["eval", text(&model), "--task", "cloze", "--workers", "2"];
     assert!(fail(2, &arguments).contains("--workers: expected a text"));
 }
 
