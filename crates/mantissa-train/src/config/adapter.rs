@@ -41,6 +41,16 @@ options! {
 }
 
 impl AdapterConfig {
+    /// Says what trains on what: `qlora, rank 16, alpha 32, on weights rounded to nf4-dq`.
+    pub fn words(&self) -> String {
+        let default = (self.kind == "qlora").then_some(QLORA_BASE);
+        let base = match self.base.as_deref().or(default) {
+            Some("none") | None => "on weights as they are stored".to_owned(),
+            Some(base) => format!("on weights rounded to {base}"),
+        };
+        format!("{}, rank {}, alpha {}, {base}", self.kind, self.rank, self.alpha)
+    }
+
     /// Returns the settings of fine-tuning; `seed` is for initial values and dropout.
     ///
     /// # Errors
