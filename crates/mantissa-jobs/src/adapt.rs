@@ -3,6 +3,8 @@
 
 use mantissa_quant::Plan;
 use mantissa_quant::calibrate::Limits;
+use mantissa_quant::memory;
+use mantissa_store::convention::ModelFiles;
 
 use crate::error::Result;
 use crate::host::Host;
@@ -25,6 +27,16 @@ pub fn fit_plan(plan: Plan, what: &str, verify: bool, host: &Host) -> Result<(Pl
     host.require_least_memory(what, peak)?;
     tell(&measures, peak, host);
     Ok((plan, host.least_memory(smallest)))
+}
+
+/// Requires the memory that planning itself takes: a plan reads the tokenizer of its source. The peak of every plan of
+/// `source` contains it.
+///
+/// # Errors
+/// [`OverMemory`](crate::OverMemory).
+pub fn require_tokenizer(source: &ModelFiles, what: &str, host: &Host) -> Result<()> {
+    let what = format!("{what}: tokenizer of {}", source.dir().display());
+    Ok(host.require_memory(&what, with_margin(memory::tokenizer_peak(source)))?)
 }
 
 /// Returns the memory to require for a plan whose peak is as low as possible.

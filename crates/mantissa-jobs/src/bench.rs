@@ -18,6 +18,7 @@ use crate::job::{Job, JobOutput};
 use crate::loaded::ModelUse;
 use crate::model::{ModelPath, context_length, open, open_quietly};
 use crate::names::AsText;
+use crate::progress::Unit;
 
 /// Tokens of the prompt if none are asked for.
 pub const PROMPT: usize = 512;
@@ -241,6 +242,9 @@ impl Bench {
         let mut runs: Vec<BenchRun> = Vec::new();
         let policies: Vec<_> =
             if self.kv.is_empty() { vec![None] } else { self.kv.iter().map(Some).collect() };
+        let reps = self.reps.max(1);
+        let all = policies.len() * self.depth.len() * self.batch.len() * reps;
+        let progress = host.progress(all as u64, Unit::Items("repetitions"));
         for policy in policies {
             if let Some(policy) = policy {
                 model.set_kv(policy)?;
@@ -252,14 +256,17 @@ impl Bench {
                 let prompt = if runs.is_empty() { tokens.prompt } else { 0 };
                 let work = Workload { prompt, generated: tokens.generated, depth, batch };
                 let mut times = Vec::new();
-                for rep in 0..self.reps.max(1) {
+                progress.message(format!("depth {depth}, batch {batch}"));
+                for rep in 0..reps {
                     times.push(measure::run(model, work, self.seed + rep as u64)?);
                     limits.push(probe.run());
+                    progress.add(1);
                 }
                 let kv = policy.map(|policy| policy.to_string());
                 runs.push(BenchRun { kv, ..measured(model, work, &times, &best(&limits)) });
             }
         }
+        progress.finish();
         Ok((runs, best(&limits)))
     }
 }

@@ -53,8 +53,8 @@ pub fn has_template(path: &Path) -> bool {
 /// Returns the default chat template of `model`.
 ///
 /// # Errors
-/// [`BadInput`] with `hint` if there is none.
-pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, hint: &str) -> Result<&'t str> {
+/// [`BadInput`] with `fix` if there is none.
+pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, fix: &str) -> Result<&'t str> {
     tokenizer.chat_template().ok_or_else(|| {
         let names: Vec<&str> = tokenizer.chat_templates().names().collect();
         let found = match names.as_slice() {
@@ -62,10 +62,10 @@ pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, hint: &str) -> Resul
             names => format!("chat templates named {}", names.join(", ")),
         };
         let allowed = format!(
-            "a chat template named {} in chat_template.jinja, tokenizer_config.json or GGUF metadata; {hint}",
+            "a chat template named {} in chat_template.jinja, tokenizer_config.json or GGUF metadata",
             ChatTemplates::DEFAULT
         );
-        BadInput::new(model.display().to_string(), found, allowed).into()
+        BadInput::new(model.display().to_string(), found, allowed).with_fix(fix).into()
     })
 }
 
@@ -80,7 +80,7 @@ pub fn conversation(
     prompt: &str,
     renderer: &dyn RenderChat,
 ) -> Result<String> {
-    let template = template(model, tokenizer, "fix: leave out --chat")?;
+    let template = template(model, tokenizer, "leave out --chat, or name one: --chat-template NAME")?;
     let system = system.map(|text| Message::new("system", text));
     let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
     render(model, template, &chat::context(&messages, tokenizer.special_tokens()), renderer)

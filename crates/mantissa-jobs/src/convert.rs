@@ -124,6 +124,7 @@ impl Convert {
     /// Unreadable input; weights that the format cannot hold; [`OverMemory`](crate::OverMemory).
     pub fn prepare(&self, host: &Host) -> Result<PreparedConvert<'_>> {
         let source = model::open(&self.source, host)?;
+        adapt::require_tokenizer(&source, "convert", host)?;
         let source = match self.requantize {
             Some(_) => decoded_tables_source(source)?,
             None => source,

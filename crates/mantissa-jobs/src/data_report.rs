@@ -71,6 +71,13 @@ pub struct TextReport {
     pub held_out_tokens: u64,
 }
 
+impl DataReport {
+    /// True for conversations.
+    pub fn is_chat(&self) -> bool {
+        matches!(self, DataReport::Chat(_))
+    }
+}
+
 impl ChatReport {
     /// Makes the report of the conversations to train on; their counts are those of all that were read.
     pub(crate) fn new(lines: &Conversations, held_out: usize, length: usize) -> Self {

@@ -230,6 +230,9 @@ pub fn cached_names(cache: &Path) -> Vec<String> {
 
 /// Says what to do about a path that is not there: the name like it beside it, or the download of a name on the hub.
 pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
+    if is_server(missing) {
+        return "a running server is asked by its clients, such as curl; give the path or the name of a model".to_owned();
+    }
     let folder = disk::folder_of(missing);
     let name = missing.file_name().unwrap_or_default().to_string_lossy();
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -243,6 +246,15 @@ pub fn fix_of_missing(missing: &Path, cache: Option<&Path>) -> String {
         Some(name) => name.fix_of_missing(&known()),
         None => bare(missing).map_or_else(|| "check the path".to_owned(), |name| fix_of_bare(name, &known())),
     }
+}
+
+/// True for the address of a server that is not the Hugging Face hub, whose pages are named by people who mean a model.
+fn is_server(path: &Path) -> bool {
+    let text = path.to_string_lossy().to_lowercase();
+    let host = text.strip_prefix("http:").or_else(|| text.strip_prefix("https:"));
+    host.is_some_and(|host| {
+        !["huggingface.co", "hf.co"].contains(&host.trim_matches('/').split('/').next().unwrap_or_default())
+    })
 }
 
 /// Endings of files that hold a model.

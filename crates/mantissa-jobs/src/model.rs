@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mantissa_kernels::give_back_memory;
 use mantissa_model::{Tokenizer, config_notes, load_config};
 use mantissa_store::adapter::{CONFIG_NAME, WEIGHTS_NAME};
 use mantissa_store::convention::ModelFiles;
@@ -111,7 +112,10 @@ pub const BASE: u64 = 8 << 20;
 pub fn load_tokenizer(files: &ModelFiles, host: &Host) -> Result<Tokenizer> {
     let what = format!("{}: tokenizer", files.dir().display());
     host.require_more_memory(&what, Tokenizer::bytes_to_load(files.dir()))?;
-    Ok(Tokenizer::load(files.dir())?)
+    let loaded = Tokenizer::load(files.dir());
+    // Reading it takes several times what is kept, in small blocks that the allocator holds.
+    give_back_memory();
+    Ok(loaded?)
 }
 
 /// Returns the context length of a model in tokens.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use mantissa_model::{KvPolicy, ModelConfig, load_config};
+use mantissa_model::{KvPolicy, ModelConfig, Tokenizer, load_config};
 use mantissa_quant::calibrate::{Calibration as HeldCalibration, CalibrationSet, Limits};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Percentile};
 use mantissa_quant::memory::level_bytes;
@@ -85,7 +85,8 @@ impl Opened {
         let others = level_bytes(&self.config, &self.set)
             .saturating_add(self.source.checkpoint().total_bytes())
             .saturating_add(model::BASE);
-        HeldCalibration::held_bytes(&self.config, &self.set, limits).saturating_add(others)
+        let reading = model::BASE.saturating_add(Tokenizer::bytes_to_load(self.source.dir()));
+        HeldCalibration::held_bytes(&self.config, &self.set, limits).saturating_add(others).max(reading)
     }
 }
 

@@ -27,7 +27,7 @@ pub enum RunFault {
     },
     /// A run exists already that is finished or has other settings: it cannot be resumed.
     #[error(
-        "{}: expected no run, or an unfinished one of the same settings, got {found}; fix: {out} for another run, or --restart to replace this one",
+        "{}: expected no run, or an unfinished one of the same settings, got {found}; fix: {out} for another run, or --restart to replace this one{further}",
         .run.display()
     )]
     Other {
@@ -37,6 +37,8 @@ pub enum RunFault {
         found: String,
         /// Option of the command that names another folder.
         out: &'static str,
+        /// Way to train the model of a finished run further, or nothing.
+        further: String,
     },
     /// An unfinished run began with other data, and neither option tells whether to keep them.
     #[error(

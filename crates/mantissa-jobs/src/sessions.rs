@@ -100,11 +100,20 @@ impl SessionNeeds {
         self.buffers = self.buffers.saturating_add(session.buffers);
     }
 
+    /// Bytes beside the weights at the peak: of the session, or of tensors while they load.
+    pub fn beside_weights(&self) -> u64 {
+        self.loading.max(self.cache.saturating_add(self.buffers))
+    }
+
     /// Bytes at the peak.
     pub fn peak(&self) -> u64 {
-        let session = self.cache.saturating_add(self.buffers);
-        self.weights.saturating_add(self.loading.max(session)).saturating_add(BASE)
+        self.weights.saturating_add(self.beside_weights()).saturating_add(BASE)
     }
+}
+
+/// Returns the bytes of a token in a cache of f16; `None` for a model that the fast engine does not plan.
+pub fn f16_bytes_per_token(files: &ModelFiles) -> Option<f64> {
+    f16_cache(&load_config(files).ok()?).ok().map(|plan| plan.bytes_per_token())
 }
 
 /// Plan of keys and values in f16.

@@ -334,6 +334,12 @@ fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowKind), Pars
         let (rows, cols) = granularity.strip_prefix('t')?.split_once('x')?;
         Some(Blocks::Tile { rows: parse_size(rows)?, cols: parse_size(cols)? })
     };
+    if granularity.is_empty() {
+        let element = text.split(['-', ':', '@']).next().unwrap_or(text);
+        let allowed =
+            format!("what a scale covers, as in {element}-g128, {element}-channel or {element}-tensor");
+        return Err(part(text, &format!("{element} alone"), &allowed));
+    }
     named.or_else(|| group().or_else(tile).map(|blocks| (blocks, RowKind::Channel))).ok_or_else(|| {
         part(
             text,

@@ -468,10 +468,11 @@ fn count(text: &str) -> Option<f64> {
     (1e5..1e14).contains(&count).then_some(count)
 }
 
-/// Formats a number of parameters: `32.8 B`, `494 M`.
+/// Formats a number of parameters: `32.8 B`, `494 M`, `1.33 M`.
 pub fn billions(parameters: u64) -> String {
     match parameters as f64 {
         n if n < 9.995e5 => format!("{:.0} K", n / 1e3),
+        n if n < 9.995e6 => format!("{:.2} M", n / 1e6),
         n if n < 9.995e8 => format!("{:.0} M", n / 1e6),
         n if n < 9.995e9 => format!("{:.2} B", n / 1e9),
         n if n < 9.995e10 => format!("{:.1} B", n / 1e9),

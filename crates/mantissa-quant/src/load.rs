@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use mantissa_kernels::give_back_memory;
 use mantissa_model::{
     LinearInfo, ModelConfig, Role, StoredAs, Tokenizer, TokenizerError, load_config, require_head,
 };
@@ -20,7 +21,7 @@ pub fn load_check(model: &Path) -> Result<()> {
     loadable(&files)?;
     let named = files.gguf().and_then(|model| model.metadata().get("tokenizer.ggml.tokens"));
     if named.is_some() {
-        Tokenizer::load(files.dir())?;
+        dropped(Tokenizer::load(files.dir()))?;
     }
     Ok(())
 }
@@ -104,10 +105,20 @@ fn check_tokenizer(files: &ModelFiles) -> Result<()> {
     if files.gguf().is_some() {
         return Ok(());
     }
-    match Tokenizer::load(files.dir()) {
-        Ok(_) | Err(TokenizerError::Missing { .. }) => Ok(()),
+    match dropped(Tokenizer::load(files.dir())) {
+        Ok(()) | Err(TokenizerError::Missing { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Drops a tokenizer that was loaded to see whether it loads, and returns its memory to the system: its small blocks would
+/// otherwise be held beside the weights.
+pub(crate) fn dropped(
+    loaded: std::result::Result<Tokenizer, TokenizerError>,
+) -> std::result::Result<(), TokenizerError> {
+    let checked = loaded.map(drop);
+    give_back_memory();
+    checked
 }
 
 #[cfg(test)]

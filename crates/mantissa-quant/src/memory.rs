@@ -11,9 +11,10 @@ mod stage;
 
 use mantissa_methods::method::{Extent, Fisher, Phase, Work};
 use mantissa_methods::transform::Change;
-use mantissa_model::{Buffers, KvCache, LinearInfo, LinearInput, ModelConfig, StoredAs};
+use mantissa_model::{Buffers, KvCache, LinearInfo, LinearInput, ModelConfig, StoredAs, Tokenizer};
 use mantissa_num::Scheme;
-use mantissa_store::convention::StackForm;
+use mantissa_store::convention::{ModelFiles, StackForm};
+use mantissa_store::gguf::Value;
 use mantissa_train::LayerTrainer;
 
 use solving::Solving;
@@ -47,6 +48,9 @@ const BASE: u64 = 1_250_000 + (300 << 10);
 /// Names, shapes and journal lines per tensor of source or output.
 const PER_TENSOR: u64 = 1 << 10;
 
+/// Copies of a GGUF file's metadata in memory at once: of the plan, of the writer, and of the readers of the output.
+const COPIES_OF_METADATA: u64 = 3;
+
 /// Share of a calibration's heap blocks that is still held when all of them are freed; measured.
 const LEFT_BY_CALIBRATION: f64 = 0.25;
 
@@ -57,7 +61,8 @@ pub(crate) fn extent<'a>(plan: &Plan, info: &LinearInfo, scheme: &'a Scheme) -> 
 
 /// Returns the stage with the highest peak of anonymous memory; `verified` is true if the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
-    let mut stages = before_layers(plan);
+    let mut stages = vec![reading_tokenizer(plan)];
+    stages.extend(before_layers(plan));
     stages.extend(of_layers(plan, verified));
     stages.extend(of_tables(plan, verified));
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
@@ -85,8 +90,38 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     if plan.dequantizing > 0 {
         peak.buffers.push(("dequantized source tensors", plan.dequantizing));
     }
+    let metadata = metadata_bytes(plan);
+    if metadata > 0 {
+        peak.buffers.push(("metadata of the GGUF file", COPIES_OF_METADATA * metadata));
+    }
     peak.buffers.push(("base", BASE + tensors * PER_TENSOR));
     peak
+}
+
+/// Memory of reading the tokenizers of source and output, one at a time.
+fn reading_tokenizer(plan: &Plan) -> Stage {
+    Stage { name: "read the tokenizer".to_owned(), buffers: vec![("tokenizer", plan.tokenizer)] }
+}
+
+/// Returns the least peak of a plan of `source`, which reads its tokenizer before the rest of the plan is known.
+pub fn tokenizer_peak(source: &ModelFiles) -> u64 {
+    BASE.saturating_add(Tokenizer::bytes_to_load(source.dir()))
+}
+
+/// Bytes of the metadata that a GGUF file gets, which hold its tokenizer.
+fn metadata_bytes(plan: &Plan) -> u64 {
+    let pairs = plan.gguf.iter().flat_map(|layout| &layout.metadata);
+    pairs.map(|(key, value)| key.len() as u64 + held_by(value)).sum()
+}
+
+/// Bytes of a value and of what it points to, as the allocator rounds them.
+fn held_by(value: &Value) -> u64 {
+    let own = size_of::<Value>() as u64;
+    match value {
+        Value::String(text) => own + (text.len() as u64 + 8).next_multiple_of(16).max(32),
+        Value::Array(_, values) => own + values.iter().map(held_by).sum::<u64>(),
+        _ => own,
+    }
 }
 
 /// Stages before the first layer is quantized: passes over calibration texts, and the split of fused tensors.

@@ -107,6 +107,8 @@ pub struct Plan {
     pub(crate) unused: Vec<String>,
     /// Bytes that reading a quantized source dequantized takes; 0 for a dense one.
     pub(crate) dequantizing: u64,
+    /// Bytes that reading the tokenizers of source and output takes.
+    pub(crate) tokenizer: u64,
 }
 
 impl Plan {
@@ -202,6 +204,7 @@ impl Plan {
             gguf: None,
             unused: Vec::new(),
             dequantizing: 0,
+            tokenizer: 0,
         }
     }
 

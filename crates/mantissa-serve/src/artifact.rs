@@ -18,6 +18,8 @@ pub struct Artifact {
     pub model: Arc<FastModel>,
     /// Format of their files: `gguf` or `safetensors`.
     pub format: &'static str,
+    /// File type of a GGUF file as llama.cpp names it, such as `Q4_K_M`.
+    pub file_type: Option<String>,
     /// Scheme of the KV cache.
     pub kv: String,
     /// Sampling that the model recommends, for what a request does not set.

@@ -245,6 +245,7 @@ fn set(table: &mut toml::Table, change: &str) -> Result<(), (String, String)> {
     let value = parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()));
     if let (Some(key), false) = (foreign::key_of_table(path.trim()), value.is_table()) {
         let given = value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned());
+        let given = foreign::known(&key, given);
         return Err(("one value for the whole table".to_owned(), format!("{key}={given}")));
     }
     let mut keys: Vec<&str> = path.split('.').map(str::trim).collect();
@@ -415,7 +416,10 @@ mod tests {
             ("optimizer.lrr=1", "lrr"),
             ("data.split=\"\"", "data.split: expected at least one character"),
             ("optimizer.lr=-1", "optimizer.lr: expected 0 to"),
-            ("precision.policy=fp8", "fp32, fp16, bf16"),
+            ("precision.policy=fp9", "fp32, fp16, bf16"),
+            ("precision.policy=fp8", "expected fp8-current, fp8-delayed, fp8-rowwise"),
+            ("precision.policy=fp8", "; fix: --set precision.policy=fp8-current"),
+            ("precision=fp8", "expected precision.policy=fp8-current"),
             ("optimizer.moments=3bit", "8bit:cpu"),
             ("optimizer.kind=nosuch", "adamw, sgd"),
             ("optimizer.momentum=0.5", "optimizer.momentum: expected no such key with kind = \"adamw"),

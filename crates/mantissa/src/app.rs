@@ -206,7 +206,7 @@ fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
 fn job_text(arguments: &[OsString]) -> String {
     // Options that do not change the output, with the number of their values.
     const PLAIN: [&str; 6] = ["--quiet", "--overwrite", "--resume", "--restart", "--json", "--layers"];
-    const VALUED: [&str; 2] = ["--threads", "--memory"];
+    const VALUED: [&str; 3] = ["--threads", "-t", "--memory"];
     let mut text = std::env::current_dir().map_or_else(|_| String::new(), |dir| dir.display().to_string());
     let mut skip = false;
     for argument in arguments.iter().skip(1) {
@@ -298,9 +298,16 @@ mod tests {
     fn a_job_is_identified_by_what_decides_its_output() {
         let job = |text: &str| job_text(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
         let same = job("mantissa cast a --out b");
-        for other in
-            ["--threads 3", "--threads=3", "--quiet", "--json", "--json=x", "--memory 1G", "--overwrite"]
-        {
+        for other in [
+            "--threads 3",
+            "-t 3",
+            "--threads=3",
+            "--quiet",
+            "--json",
+            "--json=x",
+            "--memory 1G",
+            "--overwrite",
+        ] {
             assert_eq!(job(&format!("mantissa cast {other} a --out b")), same, "{other}");
         }
         assert_ne!(job("mantissa cast a --out b --seed 1"), same);

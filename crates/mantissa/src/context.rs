@@ -32,7 +32,7 @@ pub(crate) struct Common {
     /// Number of threads [default: all cores]
     ///
     /// Results do not depend on it.
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, short_alias = 't', global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Seed of all random numbers
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]

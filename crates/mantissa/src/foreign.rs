@@ -77,6 +77,7 @@ const FLAGS: &[Flag] = &[
         &["num-calibration-samples", "calib-size", "num-samples", "nsamples", "n-samples", "calib-samples"],
         "--samples N",
     ),
+    (&["imatrix"], &["text", "f", "file", "text-file"], "--calibration TEXT"),
     (CALIBRATORS, &["max-seq-length", "max-seq-len", "seqlen", "seq-len", "max-length"], "--length N"),
     (&["quantize", "fit"], &["imatrix-file"], "--calibration TEXT, or the file of mantissa imatrix"),
     (&["fit"], &["bpw", "target-bpw", "target-bits", "size", "effective-bits"], "--budget 4.5bpw or 6GB"),
@@ -108,19 +109,9 @@ const FLAGS: &[Flag] = &[
         "--out PATH",
     ),
     // llama.cpp, Ollama, vLLM, transformers.
-    (&["run"], &["temp"], "--temperature T"),
     (
         &["run", "serve"],
-        &[
-            "ctx-size",
-            "ctx",
-            "n-ctx",
-            "num-ctx",
-            "context-length",
-            "context-size",
-            "max-model-len",
-            "max-seq-len",
-        ],
+        &["ctx", "n-ctx", "num-ctx", "context-length", "context-size", "max-model-len", "max-seq-len"],
         "--context TOKENS",
     ),
     (
@@ -192,6 +183,7 @@ const FLAGS: &[Flag] = &[
     (&["eval"], &["base", "baseline", "base-model", "kl-divergence-base", "teacher"], "--reference MODEL"),
     (&["compare"], &["task", "tasks"], "mantissa eval OUTPUT --reference MODEL --task NAME, for each output"),
     (&["compare"], &["recipes", "scheme", "schemes"], "--recipe NAME, repeated"),
+    (&["compare"], &["kv"], "mantissa eval MODEL --kv SCHEME --reference MODEL --text TEXT, for each scheme"),
     (&["compare"], &["reference", "base"], "the first MODEL: compare MODEL OUTPUT OUTPUT"),
     (&["bench"], &["n-prompt", "pp", "p", "prompt-length"], "--prompt N"),
     (&["bench"], &["n-gen", "tg", "n", "output-len", "gen-length"], "--gen N"),
@@ -217,6 +209,11 @@ const FLAGS: &[Flag] = &[
     (&["train"], &["lr", "learning-rate"], "--set optimizer.lr=X"),
     (&["finetune"], &["qlora", "use-qlora"], "--adapter qlora, the default"),
     (&["finetune"], &["lora", "dora", "full"], "--adapter lora, dora or none"),
+    (
+        &["distill"],
+        &["recipe", "quantization", "quant"],
+        "--scheme SCHEME, such as nvfp4 or int4-g32, after TEACHER and STUDENT",
+    ),
     (TUNERS, &["load-in-4bit", "base-quant"], "--base-scheme nf4, the default"),
     (TUNERS, &["dataset", "train-file", "train-data", "dataset-name"], "--data FILE"),
     (TUNERS, &["lora-r", "r", "lora-rank"], "--rank N"),
@@ -228,7 +225,7 @@ const FLAGS: &[Flag] = &[
     (TUNERS, &["batch-size", "per-device-train-batch-size", "micro-batch-size"], "--batch N"),
     (TUNERS, &["max-seq-length", "max-seq-len", "seq-len", "sequence-len", "max-length"], "--length N"),
     // Everywhere.
-    (&[], &["t", "num-threads", "nproc"], "--threads N"),
+    (&[], &["num-threads", "nproc"], "--threads N"),
     (&[], &["f", "force", "y", "yes"], "--overwrite"),
     (&[], &["silent", "no-progress", "log-disable"], "--quiet"),
     (&[], &["trust-remote-code"], "nothing: mantissa runs no code of a model"),
@@ -239,7 +236,11 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["chat"], "mantissa run MODEL --interactive"),
     (&["generate", "complete", "completion"], "mantissa run MODEL -p TEXT"),
     (
-        &["list", "ls", "ps", "models"],
+        &["ps"],
+        "GET /api/ps of mantissa serve, whose models stay loaded; no other command keeps one in memory",
+    ),
+    (
+        &["list", "ls", "models"],
         "no command: models lie in the Hugging Face cache (~/.cache/huggingface/hub, or HF_HUB_CACHE), where mantissa pull puts them",
     ),
     (&["rm", "remove", "delete"], "no command: delete the model's folder or file"),
@@ -254,6 +255,10 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["pretrain"], "mantissa train CONFIG.toml"),
     (&["create"], "mantissa quantize or mantissa convert"),
     (&["tasks"], "mantissa help reference/tasks"),
+    (
+        &["sensitivity", "sensitivities", "layer-sensitivity"],
+        "mantissa fit MODEL --budget 4.5bpw --text TEXT --out DIR --layers: the KL of each unit alone",
+    ),
 ];
 
 /// Returns what stands for the flag `typed`, with its hyphens and perhaps a value, in `command`.

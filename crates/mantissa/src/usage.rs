@@ -20,8 +20,18 @@ pub fn line(error: &clap::Error, arguments: &[OsString], program: &Command) -> S
         })
         .filter(|paragraph| !paragraph.is_empty())
         .collect();
-    kept.extend(here.map(|(typed, here)| format!("what other programs call {typed} is here {here}")));
-    format!("{}; fix: {}", kept.join("; "), help_of(arguments, program))
+    if let Some((typed, here)) = here {
+        let told = format!("what other programs call {typed} is here {here}");
+        // What clap made of letters such as `-ngl` matters less than what was meant.
+        let at = if error.kind() == ErrorKind::UnknownArgument { kept.len() } else { 0 };
+        kept.insert(at.min(kept.len()), told);
+    }
+    // The word after an unknown command may be one by chance, such as `demo`.
+    let help = match error.kind() {
+        ErrorKind::InvalidSubcommand => format!("{} --help", program.get_name()),
+        _ => help_of(arguments, program),
+    };
+    format!("{}; fix: {help}", kept.join("; "))
 }
 
 /// True if a line of clap's message helps: not the tip to pass a flag as a value, which nobody means, and no similar name
@@ -119,12 +129,10 @@ mod tests {
             ("quantize a --method gptq", "--method is here --recipe NAME"),
             ("quantize a --dataset c4", "--dataset is here --calibration TEXT"),
             ("quantize a --num_calibration_samples 4", "is here --samples N"),
-            ("run a --temp 0.5", "--temp is here --temperature T"),
-            ("run a --ctx-size 512", "--ctx-size is here --context TOKENS"),
+            ("run a --num-ctx 512", "--num-ctx is here --context TOKENS"),
             ("run a -ngl 99", "-ngl is here the processor: mantissa uses no GPU"),
             ("serve a -ngl 99", "-ngl is here the processor: mantissa uses no GPU"),
             ("run a -p b -cnv", "-cnv is here --interactive"),
-            ("serve a --ctx-size 512", "--ctx-size is here --context TOKENS"),
             ("serve a --max_model_len 512", "--max_model_len is here --context TOKENS"),
             ("train --wandb", "--wandb is here --tensorboard DIR"),
             ("train --policy bf16", "--policy is here --set precision.policy=NAME"),
@@ -133,12 +141,35 @@ mod tests {
             ("convert a --recipe nf4", "--recipe is here --requantize SCHEME"),
             ("compare a --task cloze", "--task is here mantissa eval OUTPUT --reference MODEL --task NAME"),
             ("finetune a --qlora", "--qlora is here --adapter qlora, the default"),
+            ("imatrix a --text b", "--text is here --calibration TEXT"),
+            ("distill a --recipe nvfp4", "--recipe is here --scheme SCHEME"),
+            ("compare a --kv int8-head", "--kv is here mantissa eval MODEL --kv SCHEME"),
+            ("ps", "ps is here GET /api/ps of mantissa serve"),
             ("chat a", "chat is here mantissa run MODEL --interactive"),
+            ("sensitivity demo", "sensitivity is here mantissa fit MODEL --budget 4.5bpw --text TEXT"),
             ("list", "list is here no command: models lie in the Hugging Face cache"),
         ] {
             let line = said(&format!("mantissa {typed}"));
             assert!(line.contains(here), "{typed}: {line}");
             assert!(!line.contains("tip:") && !line.contains("to pass "), "{typed}: {line}");
+        }
+    }
+
+    #[test]
+    fn what_was_meant_comes_before_what_was_understood() {
+        let line = said("mantissa run a -ngl 99");
+        assert!(line.starts_with("what other programs call -ngl is here the processor"), "{line}");
+        // The help is that of the program, not of a word that is a command by chance.
+        let line = said("mantissa sensitivity demo");
+        assert!(line.ends_with("; fix: mantissa --help"), "{line}");
+    }
+
+    #[test]
+    fn usual_names_are_taken_as_they_are() {
+        for line in ["run a --temp 0.5", "run a --ctx-size 512", "serve a --ctx-size 512", "run a -t 4 -p b"]
+        {
+            let arguments = format!("mantissa {line}");
+            assert!(app::command().try_get_matches_from(arguments.split(' ')).is_ok(), "{line}");
         }
     }
 

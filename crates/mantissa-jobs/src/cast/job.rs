@@ -10,7 +10,7 @@ use mantissa_store::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::panels::{Caster, Cost};
+use super::panels::{Caster, Cost, Parts};
 use crate::error::{BadInput, Result};
 use crate::float_tensor::FloatTensor;
 use crate::host::Host;
@@ -29,6 +29,8 @@ pub struct CastArguments {
     pub out: PathBuf,
     /// True to write the packed bytes too.
     pub packed: bool,
+    /// True to write the packed bytes and scales alone.
+    pub packed_only: bool,
     /// Seed of stochastic rounding; `None` for rounding to nearest.
     pub stochastic: Option<u64>,
 }
@@ -42,6 +44,9 @@ pub struct Cast {
     scheme: AsText<Scheme>,
     out: PathBuf,
     packed: bool,
+    /// True for the packed bytes and scales alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    packed_only: bool,
     /// Seed of stochastic rounding; absent for rounding to nearest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stochastic: Option<u64>,
@@ -79,6 +84,9 @@ pub struct CastTensor {
     pub max_abs_error: f64,
     /// Bits per weight, scales and zero points included.
     pub bits_per_weight: f64,
+    /// Bytes of codes and scales, packed.
+    #[serde(skip)]
+    pub packed_bytes: u64,
     /// Number of elements excluded from the figures because their value or decoded code is not finite.
     pub non_finite: u64,
 }
@@ -98,7 +106,7 @@ impl Cast {
     /// # Errors
     /// A scheme with static scales, or one that cannot be rounded stochastically.
     pub fn resolve(arguments: CastArguments) -> Result<Self> {
-        let CastArguments { input, scheme, out, packed, stochastic } = arguments;
+        let CastArguments { input, scheme, out, packed, packed_only, stochastic } = arguments;
         if scheme.source != Source::Dynamic {
             let found = format!("\"{scheme}\"");
             return Err(
@@ -109,7 +117,16 @@ impl Cast {
             let found = format!("stochastic with {scheme}");
             return Err(BadInput::new("--round", found, "nearest for codebooks and block types").into());
         }
-        Ok(Cast { input, scheme: AsText(scheme), out, packed, stochastic })
+        Ok(Cast { input, scheme: AsText(scheme), out, packed, packed_only, stochastic })
+    }
+
+    /// Returns the tensors that are written beside the scales.
+    fn parts(&self) -> Parts {
+        match (self.packed_only, self.packed) {
+            (true, _) => Parts::Packed,
+            (_, true) => Parts::Both,
+            _ => Parts::Plain,
+        }
     }
 
     /// Returns the scheme with its rounding between codes.
@@ -139,7 +156,7 @@ impl Job for Cast {
         let (scheme, input) = (self.rounded(), SafeTensors::open(&self.input)?);
         let mut most = 0;
         for tensor in input.tensors().iter().filter_map(|meta| FloatTensor::new(&input, meta)) {
-            most = most.max(Caster::new(&scheme, tensor, self.packed)?.memory(host.threads));
+            most = most.max(Caster::new(&scheme, tensor, self.parts())?.memory(host.threads));
         }
         Ok(most)
     }
@@ -154,7 +171,7 @@ impl Job for Cast {
         let (tensors, skipped) = split(&input, host)?;
         let casters: Vec<Caster<'_>> = tensors
             .into_iter()
-            .map(|tensor| Caster::new(&scheme, tensor, self.packed))
+            .map(|tensor| Caster::new(&scheme, tensor, self.parts()))
             .collect::<Result<_>>()?;
         let needs = casters.iter().map(|caster| caster.memory(host.threads)).max().unwrap_or(0);
         host.require_memory("cast", needs)?;
@@ -202,8 +219,11 @@ fn split<'a>(input: &'a SafeTensors, host: &Host) -> Result<(Vec<FloatTensor<'a>
 fn specs(scheme: &Scheme, caster: &Caster<'_>) -> Vec<TensorSpec> {
     let FloatTensor { rows, cols, .. } = caster.tensor;
     let TensorMeta { name: n, shape, .. } = caster.tensor.meta();
-    let mut specs = vec![TensorSpec::new(format!("{n}.dequant"), Dtype::F32, shape.clone())];
-    if scheme.format.codec().is_none() {
+    let mut specs = Vec::new();
+    if caster.plain {
+        specs.push(TensorSpec::new(format!("{n}.dequant"), Dtype::F32, shape.clone()));
+    }
+    if caster.plain && scheme.format.codec().is_none() {
         let dtype = match mantissa_num::code_unit(&scheme.format) {
             1 => Dtype::U8,
             2 => Dtype::U16,
@@ -263,6 +283,7 @@ fn report(caster: &Caster<'_>, cost: &Cost) -> CastTensor {
         sqnr_db: cost.sqnr_db(),
         max_abs_error: cost.max_abs,
         bits_per_weight: caster.bits_per_weight(),
+        packed_bytes: (caster.bits_per_weight() * caster.tensor.len() as f64 / 8.0).ceil() as u64,
         non_finite: cost.non_finite,
     }
 }

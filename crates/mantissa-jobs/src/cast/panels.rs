@@ -29,6 +29,17 @@ const WHOLE: [&str; 3] = [".global", ".nested_scale", ".nested_offset"];
 /// Maximum number of scales of a tensor without elements (`[2^40, 0]` per channel would have 2^40).
 const MAX_EMPTY_SCALES: usize = 1 << 20;
 
+/// Tensors that are written beside the scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// Codes in whole bytes and dequantized values.
+    Plain,
+    /// These and the packed bytes.
+    Both,
+    /// The packed bytes alone.
+    Packed,
+}
+
 /// Tensor with the way it is stored.
 pub struct Caster<'a> {
     /// Tensor to read.
@@ -36,6 +47,8 @@ pub struct Caster<'a> {
     scheme: &'a Scheme,
     /// True if `n.packed` is written: on request, and for block codecs, which have no codes.
     pub packed: bool,
+    /// True if codes of whole bytes and dequantized values are written.
+    pub plain: bool,
     /// Elements per panel; the last may have fewer.
     step: usize,
     /// True if a panel is treated as one row.
@@ -66,12 +79,12 @@ impl<'a> Caster<'a> {
     /// # Errors
     /// A tensor without elements but with too many scales; a read-only scheme; blocks that do not divide a
     /// row.
-    pub fn new(scheme: &'a Scheme, tensor: FloatTensor<'a>, packed: bool) -> Result<Self> {
+    pub fn new(scheme: &'a Scheme, tensor: FloatTensor<'a>, parts: Parts) -> Result<Self> {
         let FloatTensor { rows, cols, .. } = tensor;
         let (unit, flat) = unit(scheme, rows, cols);
         let step = unit.saturating_mul((PANEL / unit.max(1)).max(1)).max(1);
-        let packed = packed || scheme.format.codec().is_some();
-        let caster = Caster { tensor, scheme, packed, step, flat };
+        let packed = parts != Parts::Plain || scheme.format.codec().is_some();
+        let caster = Caster { tensor, scheme, packed, plain: parts != Parts::Packed, step, flat };
         if scheme.format.codec().is_some() {
             // Encoding a tensor without rows checks the scheme and the row length.
             quantize(scheme, &[], 0, cols, Given::default()).map_err(|e| caster.error(&e))?;
@@ -217,10 +230,12 @@ impl<'a> Caster<'a> {
         let before = (panel * packed_bytes(self.scheme, rows, cols)) as u64;
 
         let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
-        if q.format.codec().is_none() {
+        if self.plain && q.format.codec().is_none() {
             writer.write_range(&format!("{n}.codes"), (first * code_unit(&q.format)) as u64, &codes)?;
         }
-        writer.write_range(&format!("{n}.dequant"), (first * size_of::<f32>()) as u64, &values)?;
+        if self.plain {
+            writer.write_range(&format!("{n}.dequant"), (first * size_of::<f32>()) as u64, &values)?;
+        }
         if let Some(packed) = packed {
             writer.write_range(&format!("{n}.packed"), before, &packed)?;
         }

@@ -20,6 +20,7 @@ use crate::host::Host;
 use crate::model::ModelPath;
 use crate::names::Engine;
 use crate::progress::Unit;
+use crate::sessions::f16_bytes_per_token;
 
 /// Result of an evaluation on a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -63,6 +64,9 @@ pub struct TextEvaluation {
     pub prefill: Option<u32>,
     /// Bytes of a token in the cache.
     pub kv_bytes_per_token: f64,
+    /// The same in f16, where that is defined.
+    #[serde(skip)]
+    pub kv_f16_bytes_per_token: Option<f64>,
     /// Simulated operands of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_operands: Option<String>,
@@ -105,6 +109,7 @@ pub(super) fn run(
         kv: models.kv_name(job.kv.as_deref()),
         prefill: job.prefill,
         kv_bytes_per_token: models.kv_bytes_per_token(),
+        kv_f16_bytes_per_token: f16_bytes_per_token(models.files()),
         attention_operands: job.attention_operands.as_ref().map(|text| text.to_string()),
         accumulator: job.accumulator.as_ref().map(|text| text.to_string()),
         seconds: start.elapsed().as_secs_f64(),

@@ -17,6 +17,7 @@ use super::family::{Cache, Candidate, Family, Row, Uniform};
 use super::front::front;
 use super::search::{self, Search};
 use super::{Fit, FitReport, PLAIN_CACHE, RECIPE, windows};
+use crate::adapt;
 use crate::error::{BadInput, Class, InPlace, JobError, Result};
 use crate::execute::{self, left_by_another};
 use crate::host::Host;
@@ -65,6 +66,7 @@ impl Fit {
     /// Input that cannot be quantized; a budget that no choice meets; [`OverMemory`](crate::OverMemory).
     pub fn prepare(&self, host: &Host) -> Result<PreparedFit<'_>> {
         let source = dequantized_source(model::open(&self.source, host)?)?;
+        adapt::require_tokenizer(&source, "fit", host)?;
         let tasks = self.measure.tasks(&self.source, &source, host)?;
         let (measured_on, rest) = windows::windows(self, host)?;
         let options = Options {

@@ -18,6 +18,7 @@ use crate::job::{Job, JobOutput};
 use crate::memory::PROCESS;
 use crate::model::{ModelPath, interrupted};
 use crate::progress::Unit;
+use crate::text::bytes;
 
 /// Inspection of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +95,7 @@ impl Job for Inspect {
         if let (Model::Known(files), Some(config)) = (&model, &config) {
             architecture::compare(config, files, &inventory.entries, &mut notes, &mut warnings);
         }
+        notes.extend(note_on_cast(&inventory.entries));
         let kv_cache = kv_cache(&model, config.as_ref(), &mut warnings);
         let stats = if self.stats { measure(&model, &inventory.entries, host)? } else { Vec::new() };
         warnings.splice(0..0, model.checkpoint().warnings().iter().cloned());
@@ -101,6 +103,19 @@ impl Job for Inspect {
         let history = Manifest::history(self.model.as_file())?;
         Ok(InspectReport { kv_cache, history, notes, warnings, ..report })
     }
+}
+
+/// Returns a note on a file that `mantissa cast` wrote, whose size is not that of the scheme.
+fn note_on_cast(entries: &[Entry]) -> Option<String> {
+    let named =
+        |suffix: &str| entries.iter().filter(|entry| entry.name.ends_with(suffix)).collect::<Vec<_>>();
+    let copies = named(".dequant");
+    let first = copies.first()?.name.strip_suffix(".dequant")?;
+    let has = |suffix: &str| entries.iter().any(|entry| entry.name.strip_suffix(suffix) == Some(first));
+    (has(".codes") || has(".packed")).then(|| {
+        let size = bytes(copies.iter().map(|entry| entry.bytes).sum());
+        format!("written by mantissa cast: codes in whole bytes beside {size} of F32 copies (.dequant), so bits/weight is that of the file, not of the scheme")
+    })
 }
 
 /// Returns the KV cache scheme that the checkpoint states; a malformed one is a warning.

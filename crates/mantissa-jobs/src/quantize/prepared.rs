@@ -52,6 +52,7 @@ impl Quantize {
             [one] if one.is_one_file() => as_in_gguf(source)?,
             _ => source,
         };
+        adapt::require_tokenizer(&source, "quantize", host)?;
         // A bad task file is refused before a calibration text is read.
         let tasks = self.measure.tasks(&self.source, &source, host)?;
         let options = self.options(&source, host)?;

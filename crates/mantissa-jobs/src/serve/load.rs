@@ -1,6 +1,7 @@
 //! Models to be served: loaded side by side within the memory ceiling.
 
 use mantissa_model::{Recommended, load_config};
+use mantissa_quant::recipe::FILE_TYPES;
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{FastModel, RuntimeOptions, Speculation};
 use mantissa_store::AdapterFiles;
@@ -65,13 +66,21 @@ pub(super) fn preview(job: &Serve, host: &Host) -> Result<(LoadNeeds, u64)> {
     Ok((described, job.grammar_memory.unwrap_or(left.min(GRAMMARS))))
 }
 
+/// Says for how many sequences of how many tokens the caches have room.
+fn sequences(job: &Serve, opened: &[OpenedModel]) -> String {
+    let longest = opened.iter().map(|model| model.sizes.context).max().unwrap_or(0);
+    let sequences = if job.parallel == 1 { "sequence" } else { "sequences" };
+    format!("{} {sequences} of {longest} tokens", job.parallel)
+}
+
 /// Opens and loads all models, if memory holds them and their sessions.
 pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
     let Opened { models: opened, adapter, draft, needs } = Opened::new(job, host)?;
     let told = format!(
-        "weights {}, keys and values {}, buffers {}",
+        "weights {}, keys and values {} ({}: --parallel, --context), buffers {}",
         bytes(needs.weights),
         bytes(needs.cache),
+        sequences(job, &opened),
         bytes(needs.buffers)
     );
     let what = format!("serve: {told}");
@@ -113,6 +122,7 @@ pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
             tokenizer,
             model,
             format,
+            file_type: file_type(&files),
             draft,
             kv,
             sampling,
@@ -125,6 +135,16 @@ pub(super) fn load(job: &Serve, host: &Host) -> Result<Loaded> {
     };
     let memory = format!("memory: {} predicted ({told}), {grammars}", bytes(predicted));
     Ok(Loaded { models, predicted, memory, grammar_memory })
+}
+
+/// Returns the file type that the metadata of a GGUF file state, as llama.cpp names it.
+fn file_type(files: &ModelFiles) -> Option<String> {
+    /// Types that are no recipe.
+    const OTHERS: [(u64, &str); 5] = [(0, "F32"), (1, "F16"), (32, "BF16"), (38, "MXFP4"), (39, "NVFP4")];
+    let number = files.gguf()?.metadata().get("general.file_type")?.as_u64()?;
+    let recipe = FILE_TYPES.into_iter().find(|ty| u64::from(ty.number) == number);
+    let other = || OTHERS.iter().find(|(other, _)| *other == number).map(|(_, name)| (*name).to_owned());
+    recipe.map(|ty| ty.name.to_uppercase()).or_else(other)
 }
 
 impl Opened {

@@ -315,8 +315,9 @@ impl Job for Train {
         let data = ready.data.clone();
         let mut about = self.description(&setup, needs, &data, host);
         about.models = Some(self.identity()?);
-        if settings.adapter.is_some() {
-            host.note(&format!("training {}", trainable_words(setup.trainable(), setup.config.parameters())));
+        if let Some(adapter) = &settings.adapter {
+            let trained = trainable_words(setup.trainable(), setup.config.parameters());
+            host.note(&format!("training {}: {trained}", adapter.words()));
         }
         let begin = Instant::now();
         let mut train_loop = TrainLoop::new(ready, settings, &setup, self.tensorboard.as_deref())?;

@@ -86,13 +86,30 @@ impl PreviousRun {
             [] => self.state(),
             differences => format!("{} with other settings ({})", self.state(), differences.join(", ")),
         };
-        RunFault::Other { run: self.run, found, out: self.out }.into()
+        let further = self.further();
+        RunFault::Other { run: self.run, found, out: self.out, further }.into()
     }
 
     /// Makes the error for a finished run of the same settings that differs by `difference`.
     pub(crate) fn differs(self, difference: &str) -> JobError {
         let found = format!("{} {difference}", self.state());
-        RunFault::Other { run: self.run, found, out: self.out }.into()
+        let further = self.further();
+        RunFault::Other { run: self.run, found, out: self.out, further }.into()
+    }
+
+    /// Says how to go on from the model of a finished run, whose schedule has ended.
+    fn further(&self) -> String {
+        let model = self.run.join(MODEL);
+        match self.finished {
+            Some(_) if model.is_dir() && self.out.starts_with("--out") => {
+                format!("; to train its model further, name {} as MODEL of another run", model.display())
+            }
+            Some(_) if model.is_dir() => format!(
+                "; to train its model further, name it in another run: init = \"{}\" in [model], instead of architecture or config",
+                model.display()
+            ),
+            _ => String::new(),
+        }
     }
 
     fn state(&self) -> String {

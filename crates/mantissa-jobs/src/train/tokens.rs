@@ -203,9 +203,34 @@ struct Split {
     train: TokenWriter,
     held_out: Option<TokenWriter>,
     choice: HoldOut,
+    /// File that a marker divides which is not its separator, and the marker.
+    unsplit: Option<(PathBuf, &'static str)>,
 }
 
+/// Markers between documents of public texts.
+const MARKERS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "<|endofdoc|>", "<|eot_id|>"];
+
 impl Split {
+    /// Keeps the first marker of a text without separator that the tokenizer does not know as one token.
+    fn look_for_markers(&mut self, file: &Path, text: &str, tokenizer: &Tokenizer) {
+        if self.unsplit.is_some() || !text.contains("<|e") {
+            return;
+        }
+        let is_text =
+            |marker: &&str| tokenizer.encode(marker, Bos::Never).is_ok_and(|tokens| tokens.len() > 1);
+        let marker = MARKERS.into_iter().filter(|marker| text.contains(marker)).find(is_text);
+        self.unsplit = marker.map(|marker| (file.to_owned(), marker));
+    }
+
+    /// Warns of a text whose documents are not told apart.
+    fn warning(&self) -> Option<String> {
+        let (file, marker) = self.unsplit.as_ref()?;
+        Some(format!(
+            "{}: {marker} is read as text, and what it divides as one document; fix: --set 'data.split=\"{marker}\"'",
+            file.display()
+        ))
+    }
+
     /// Returns the writer of the next part of the data, which has `len` bytes.
     fn next(&mut self, len: usize) -> &mut TokenWriter {
         match &mut self.held_out {
@@ -244,7 +269,7 @@ fn make(
     let (vocab, validation) = (setup.config.vocab_size, &settings.validation);
     let held_out = validation.is_active().then(|| TokenWriter::beside(vocab, run, "held-out"));
     let train = TokenWriter::beside(vocab, run, "tokens");
-    let mut split = Split { train, held_out, choice: HoldOut::new(validation.share) };
+    let mut split = Split { train, held_out, choice: HoldOut::new(validation.share), unsplit: None };
     let mut all = AllFound::default();
     for file in &settings.data.files {
         let file = base.join(file);
@@ -258,9 +283,10 @@ fn make(
         samples.first().map_or(Ok(()), |sample| split.train.push(&sample[..1]))?;
         all.found.documents += generated;
     }
+    host.warn_all(&split.warning().into_iter().collect::<Vec<_>>())?;
     // All of these files is held out.
-    let Split { train, held_out: Some(held_out), .. } = split else { return Ok((split, all)) };
-    let mut others = Split { train: held_out, held_out: None, choice: HoldOut::default() };
+    let Split { train, held_out: Some(held_out), choice, unsplit } = split else { return Ok((split, all)) };
+    let mut others = Split { train: held_out, held_out: None, choice: HoldOut::default(), unsplit: None };
     for file in &validation.files {
         add_file(&base.join(file), settings, setup, &mut others)?;
     }
@@ -269,7 +295,7 @@ fn make(
         let allowed = "two documents or more; fix: name validation.files, or set validation.share to 0";
         return Err(BadInput::new("validation.share", "one document", allowed).into());
     }
-    Ok((Split { train, held_out: Some(held_out), choice: split.choice }, all))
+    Ok((Split { train, held_out: Some(held_out), choice, unsplit }, all))
 }
 
 /// Adds a file of data; returns the numbers of its documents.
@@ -278,10 +304,9 @@ fn add_file(file: &Path, settings: &RunConfig, setup: &Setup, split: &mut Split)
         return Ok(copy(&TokenFile::open_data(file, setup.config.vocab_size)?, split)?);
     }
     let (format, within) = (settings.format_of(file), setup.text_memory);
+    let unsplit = format == (TextFormat::Text { split: None });
     // A text without separator is held out part by part, other texts document by document.
-    let by_part = format == (TextFormat::Text { split: None })
-        && settings.validation.share > 0.0
-        && split.held_out.is_some();
+    let by_part = unsplit && settings.validation.share > 0.0 && split.held_out.is_some();
     let most = if by_part { part_of(file) } else { PIECE };
     let mut held = false;
     Ok(pieces_within(file, &format, most, within, |piece| {
@@ -291,8 +316,11 @@ fn add_file(file: &Path, settings: &RunConfig, setup: &Setup, split: &mut Split)
         }
         let bos = if piece.first { Bos::Auto } else { Bos::Never };
         let mut ids = setup.tokenizer.encode(piece.text, bos).map_err(DataError::from)?;
+        if unsplit {
+            split.look_for_markers(file, piece.text, &setup.tokenizer);
+        }
         ids.extend(setup.config.eos_token_ids.first().filter(|_| piece.last));
-        let Split { train, held_out, choice } = &mut *split;
+        let Split { train, held_out, choice, .. } = &mut *split;
         if piece.first || by_part {
             held = held_out.is_some() && choice.takes(piece.text.len());
         }

@@ -272,6 +272,7 @@ fn a_checkpoint_is_inspected_and_its_tensors_are_cast() {
             scheme: "int4-g32".parse().unwrap(),
             out: dir.path().join("cast.safetensors"),
             packed: true,
+            packed_only: false,
             stochastic,
         };
         Cast::resolve(arguments).unwrap()

@@ -74,16 +74,17 @@ impl std::fmt::Display for ProbeDifference {
     }
 }
 
+/// Texts on which tokenizers are compared, with the ids of one of them, which need not stay in memory.
+#[derive(Clone, Debug)]
+pub struct Probes(Vec<(String, Vec<u32>)>);
+
 impl Tokenizer {
-    /// Compares the ids of both tokenizers on texts that have shown differences between formats, and on every added token of
-    /// this one alone, inside a word, and between spaces. Returns the first difference.
+    /// Encodes texts that have shown differences between formats, and every added token of this tokenizer alone, inside a
+    /// word, and between spaces.
     ///
     /// # Errors
     /// [`TokenizerError`](super::TokenizerError) if the library fails.
-    pub fn first_probe_difference(
-        &self,
-        other: &Self,
-    ) -> Result<Option<ProbeDifference>, super::TokenizerError> {
+    pub fn probes(&self) -> Result<Probes, super::TokenizerError> {
         let mut added: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
         added.sort_unstable_by_key(|(id, _)| *id);
         let around = |token: &str| {
@@ -96,18 +97,31 @@ impl Tokenizer {
             ]
         };
         let tokens = added.iter().take(MAX_ADDED).flat_map(|(_, token)| around(&token.content));
-        for text in TEXTS.iter().map(|text| (*text).to_owned()).chain(tokens) {
-            // The tokens that begin and end a text are compared too.
-            let ids = |tokenizer: &Self| {
-                let encoding =
-                    call(&tokenizer.path, "encode", || tokenizer.inner.encode_fast(text.as_str(), true))?;
-                Ok::<_, super::TokenizerError>(encoding.get_ids().to_vec())
-            };
-            let ids = [ids(self)?, ids(other)?];
-            if ids[0] != ids[1] {
-                return Ok(Some(ProbeDifference { text, ids }));
+        let texts = TEXTS.iter().map(|text| (*text).to_owned()).chain(tokens);
+        let encoded = texts.map(|text| self.probe(&text).map(|ids| (text, ids)));
+        Ok(Probes(encoded.collect::<Result<_, _>>()?))
+    }
+
+    /// Compares the ids of this tokenizer with those of `probes`. Returns the first difference.
+    ///
+    /// # Errors
+    /// [`TokenizerError`](super::TokenizerError) if the library fails.
+    pub fn first_difference_from(
+        &self,
+        probes: Probes,
+    ) -> Result<Option<ProbeDifference>, super::TokenizerError> {
+        for (text, expected) in probes.0 {
+            let ids = self.probe(&text)?;
+            if ids != expected {
+                return Ok(Some(ProbeDifference { text, ids: [expected, ids] }));
             }
         }
         Ok(None)
+    }
+
+    /// Encodes a text with the tokens that begin and end it.
+    fn probe(&self, text: &str) -> Result<Vec<u32>, super::TokenizerError> {
+        let encoding = call(&self.path, "encode", || self.inner.encode_fast(text, true))?;
+        Ok(encoding.get_ids().to_vec())
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn fits_in(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>
 pub(super) fn fine_tuning(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<Row>, Fault> {
     let device = args.device(0)?;
     let run = Run { sequence: 2048, batch: 1, devices: 1, zero: Zero::None, recompute: Recompute::Layers };
-    let found = train(subject.deployment.shape, &device, &run, 16, false, None);
+    let found = train(subject.deployment.shape, &device, &run, 16, None, None);
     Ok(vec![vec![
         ("device", Value::text(&*device.title)),
         ("hardware", Value::text(&*device.name)),
@@ -67,7 +67,7 @@ pub(super) fn pretraining(subject: &Subject<'_>, args: &Args<'_>) -> Result<Vec<
     let sequence = shape.context.clamp(1, 4096);
     let of = |devices: u64| {
         let run = Run { sequence, batch: 1, devices, zero: Zero::Three, recompute: Recompute::Scores };
-        let found = train(shape, &device, &run, 16, false, None);
+        let found = train(shape, &device, &run, 16, None, None);
         let bytes = found
             .rows
             .iter()

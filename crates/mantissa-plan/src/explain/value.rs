@@ -170,7 +170,7 @@ impl<'a> Subject<'a> {
     fn trained(&self, sequence: u64, recompute: Recompute) -> TrainAnswer {
         let Deployment { shape, device, load } = *self.deployment;
         let run = Run { sequence, batch: 1, devices: 1, zero: Zero::None, recompute };
-        train(shape, device, &run, 16, false, load.memory)
+        train(shape, device, &run, 16, None, load.memory)
     }
 
     /// Returns the model in a precision with a KV scheme on the device.

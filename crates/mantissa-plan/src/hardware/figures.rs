@@ -253,6 +253,10 @@ impl Host {
     pub fn parse(text: &str) -> Result<Self, FiguresError> {
         let flag = Flag("--host");
         let mut host = Host { assumed: false, ..Host::default() };
+        if !Device::is_figures(text) && memory(text).is_some() && bandwidth(text).is_none() {
+            let allowed = format!("the speed too, as in bandwidth=90GB/s,memory={text}");
+            return Err(flag.fault("memory", allowed, text));
+        }
         if !Device::is_figures(text) {
             host.bandwidth = flag.number("bandwidth", text, bandwidth, BANDWIDTH)?;
             return Ok(host);

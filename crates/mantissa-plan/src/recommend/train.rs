@@ -87,13 +87,14 @@ const ADAPTERS: [(&str, &str, &str); 2] = [
     ("qlora", "low-rank adapters on frozen NF4 weights with double quantization", "nf4-dq"),
 ];
 
-/// Evaluates every recipe for a run, and chooses. `rank` is the rank of adapters; `adapters` asks for them alone.
+/// Evaluates every recipe for a run, and chooses. `rank` is the rank of adapters; `asked` asks for them alone, and for the one
+/// of this name where it fits.
 pub fn train(
     shape: &ModelShape,
     device: &Device,
     run: &Run,
     rank: u64,
-    adapters: bool,
+    asked: Option<&str>,
     memory: Option<f64>,
 ) -> TrainAnswer {
     let memory = memory.unwrap_or_else(|| device.available());
@@ -121,12 +122,15 @@ pub fn train(
         let each = recipe.bytes_per_parameter(run.zero, run.devices);
         of(recipe.name, recipe.about, recipe, Trained::All, recipe.source, recipe.policy, each)
     };
-    let mut rows: Vec<TrainRow> = if adapters { Vec::new() } else { RECIPES.iter().map(whole).collect() };
+    let mut rows: Vec<TrainRow> =
+        if asked.is_some() { Vec::new() } else { RECIPES.iter().map(whole).collect() };
     rows.extend(ADAPTERS.map(|(name, about, base)| {
         let trained = Trained::Adapters { rank, base };
         of(name, about, &RECIPES[1], trained, "QLoRA, arXiv 2305.14314, section 3", None, 16.0)
     }));
-    let order = ORDER.iter().copied().chain(ADAPTERS.map(|(name, about, _)| (name, about)));
+    let adapters = ADAPTERS.map(|(name, about, _)| (name, about));
+    let first = adapters.into_iter().find(|(name, _)| asked == Some(*name));
+    let order = first.into_iter().chain(ORDER.iter().copied()).chain(adapters);
     let mut chosen = order.filter_map(|(name, why)| {
         let row = rows.iter().find(|row| row.name == name && row.fits)?;
         Some((row, why))
@@ -221,9 +225,9 @@ fn changes(
 mod tests {
     use super::*;
 
-    fn choice(model: &str, device: &str, devices: u64, zero: Zero, adapters: bool) -> TrainAnswer {
+    fn choice(model: &str, device: &str, devices: u64, zero: Zero, adapter: Option<&str>) -> TrainAnswer {
         let run = Run { sequence: 2048, batch: 1, devices, zero, recompute: Recompute::Scores };
-        train(&ModelShape::named(model).unwrap(), &Device::named(device).unwrap(), &run, 16, adapters, None)
+        train(&ModelShape::named(model).unwrap(), &Device::named(device).unwrap(), &run, 16, adapter, None)
     }
 
     /// Llama-3.1-8B at 2048 tokens: N = 6,979,321,856 weights of layers, 266,240 of norms and 525,336,576 of the head; attention
@@ -242,7 +246,7 @@ mod tests {
         // The choice that recomputes is a fourth slower than the same without; LoRA a third faster than the whole model.
         let run = |recompute| Run { sequence: 2048, batch: 1, devices: 1, zero: Zero::None, recompute };
         let device = Device::named("h100").unwrap();
-        let fit = train(&shape, &device, &run(Recompute::Scores), 16, false, Some(83e9));
+        let fit = train(&shape, &device, &run(Recompute::Scores), 16, None, Some(83e9));
         let row = fit.chosen().unwrap();
         let expected = 989.4e12 * 0.6 / of(Recompute::Layers, Trained::All);
         assert!(row.needs_recompute && (fit.tokens_per_s[1] / expected - 1.0).abs() < 1e-6, "{row:?}");
@@ -252,7 +256,7 @@ mod tests {
     /// anew for each product. bf16 2 + 4 + 4 + 8; fp16 the same; FP8, NVFP4 and Quartet 4 + 4 + their moments.
     #[test]
     fn bytes_of_the_trainer_are_said() {
-        let found = choice("Llama-2-7B", "h100", 8, Zero::Three, false);
+        let found = choice("Llama-2-7B", "h100", 8, Zero::Three, None);
         let of = |name: &str| found.rows.iter().find(|row| row.name == name).unwrap().trainer_bytes;
         for (name, bytes) in [
             ("fp32", 16.0),
@@ -272,15 +276,19 @@ mod tests {
 
     #[test]
     fn what_fits_is_chosen() {
-        assert_eq!(choice("1B", "h100", 1, Zero::None, false).recipe, Some("bf16"));
+        assert_eq!(choice("1B", "h100", 1, Zero::None, None).recipe, Some("bf16"));
         // 8 B × 16 bytes = 128 GB; × 10.03 = 80.5 GB, with recomputed layers below 85.1 GB.
-        let eight = choice("8B", "h100", 1, Zero::None, false);
+        let eight = choice("8B", "h100", 1, Zero::None, None);
         assert_eq!(eight.recipe, Some("bf16-adam8-master"), "{:?}", eight.reasons);
         assert!(eight.changes.iter().any(|line| line.starts_with("devices: 2 ")), "{:?}", eight.changes);
-        assert_eq!(choice("8B", "h100", 8, Zero::Three, false).recipe, Some("bf16"));
-        assert_eq!(choice("70B", "h100", 1, Zero::None, true).recipe, Some("qlora"));
-        assert_eq!(choice("405B", "t4", 1, Zero::None, true).recipe, None);
-        let large = choice("DeepSeek-V3", "h100", 2048, Zero::Three, false);
+        assert_eq!(choice("8B", "h100", 8, Zero::Three, None).recipe, Some("bf16"));
+        assert_eq!(choice("70B", "h100", 1, Zero::None, Some("lora")).recipe, Some("qlora"));
+        assert_eq!(choice("405B", "t4", 1, Zero::None, Some("lora")).recipe, None);
+        // Both fit, without recomputed layers only the one that is asked for: it is the answer.
+        let asked = choice("8B", "rtx4090", 1, Zero::None, Some("qlora"));
+        assert!(asked.rows.iter().all(|row| row.fits) && asked.recipe == Some("qlora"), "{:?}", asked.rows);
+        assert!(!asked.reasons.iter().any(|line| line.contains("recomputed")), "{:?}", asked.reasons);
+        let large = choice("DeepSeek-V3", "h100", 2048, Zero::Three, None);
         assert!(large.changes.iter().any(|line| line.contains("FP8")), "{:?}", large.changes);
     }
 }

@@ -3,6 +3,7 @@
 /// Formats bytes in GB, or MB below a tenth of it: `19.3 GB`.
 pub fn gb(bytes: f64) -> String {
     match bytes / 1e9 {
+        n if n < 0.009_95 => format!("{:.2} MB", bytes / 1e6),
         n if n < 0.0995 => format!("{:.0} MB", bytes / 1e6),
         n if n < 9.95 => format!("{n:.2} GB"),
         n if n < 99.5 => format!("{n:.1} GB"),

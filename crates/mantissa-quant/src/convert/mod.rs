@@ -15,7 +15,7 @@ mod transforms;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig, load_config};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, Tokenizer, load_config};
 use mantissa_num::stored::Transforms;
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::gguf::{Architecture, Moved};
@@ -398,6 +398,7 @@ fn finish(
     let unused = modules.map(str::to_owned).collect();
     let plan = Plan {
         dequantizing: dequantizing_bytes(source),
+        tokenizer: Tokenizer::bytes_to_load(source.dir()),
         activations,
         inputs,
         kv,

@@ -9,6 +9,7 @@ use mantissa_store::convention::gguf::{Architecture, Model};
 use mantissa_store::gguf::{GgufTensorSpec, Value};
 
 use super::parameters::parameters;
+use crate::load::dropped;
 use crate::plan::WeightJob;
 
 /// Keys that only the writer of a file decides.
@@ -70,6 +71,6 @@ pub(super) fn tensors(
 /// Returns a note on a tokenizer that is kept although this program cannot read it.
 pub(super) fn note_on_kept_tokenizer(source: &ModelFiles) -> Option<String> {
     let named = source.gguf()?.metadata().get("tokenizer.ggml.tokens").is_some();
-    let error = Tokenizer::load(source.dir()).err().filter(|_| named)?;
+    let error = dropped(Tokenizer::load(source.dir())).err().filter(|_| named)?;
     Some(format!("the tokenizer is kept as it is and not checked: {error}; the file runs on token ids here"))
 }

@@ -7,7 +7,7 @@ mod mixes;
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_methods::method::Scope;
-use mantissa_model::{LinearInfo, ModelConfig, StoredAs, load_config};
+use mantissa_model::{LinearInfo, ModelConfig, StoredAs, Tokenizer, load_config};
 use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
@@ -146,6 +146,7 @@ impl Plan {
         plan.output_config(source)?;
         plan.require_share(source)?;
         plan.dequantizing = dequantizing_bytes(source);
+        plan.tokenizer = Tokenizer::bytes_to_load(source.dir());
         // An incomplete source would give an incomplete output.
         loadable(source)?;
         Ok(plan)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use mantissa_kernels::{kernels, map_reduce_fixed};
+use mantissa_kernels::{give_back_memory, kernels, map_reduce_fixed};
 use mantissa_model::config::DenseMlp;
 use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, Tokenizer, WeightSource, load_config};
 use mantissa_num::Quantized;
@@ -90,10 +90,13 @@ fn compare_tokenizers(files: &ModelFiles, source: &ModelFiles, found: &mut Verif
         Some(gguf) => gguf.metadata().path().to_owned(),
         None => files.dir().to_owned(),
     };
-    let (Ok(ours), Ok(theirs)) = (Tokenizer::load(&path(files)), Tokenizer::load(&path(source))) else {
-        return;
-    };
-    if let Ok(Some(difference)) = theirs.first_probe_difference(&ours) {
+    // One after the other: either may take more memory than a layer.
+    let probes = Tokenizer::load(&path(source)).and_then(|theirs| theirs.probes());
+    give_back_memory();
+    let Ok(probes) = probes else { return };
+    let found_by = Tokenizer::load(&path(files)).and_then(|ours| ours.first_difference_from(probes));
+    give_back_memory();
+    if let Ok(Some(difference)) = found_by {
         found.notes.push(format!("the tokenizer encodes other tokens than the source's: {difference}"));
     }
 }

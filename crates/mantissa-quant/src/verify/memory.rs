@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{Buffers, LinearInfo, ModelConfig, load_config};
+use mantissa_model::{Buffers, LinearInfo, ModelConfig, Tokenizer, load_config};
 use mantissa_store::convention::ModelFiles;
 
 use super::logits::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
@@ -42,6 +42,9 @@ pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: us
         // If a transform changed the source, it is compared with the original.
         needs = all.into_iter().flatten().map(|files| comparing(files, &config)).fold(needs, u64::max);
     }
+    // One tokenizer at a time is read.
+    let tokenizers = all.into_iter().flatten().map(|files| Tokenizer::bytes_to_load(files.dir()));
+    let needs = tokenizers.fold(needs, u64::max);
     Ok(BASE + tensors as u64 * PER_TENSOR + needs)
 }
 

@@ -140,7 +140,9 @@ fn listed(artifact: &Artifact) -> Map<String, Value> {
 fn details(artifact: &Artifact) -> Value {
     let config = artifact.model.config();
     let family = config.architecture.name;
-    let quantization = artifact.formats().into_iter().next().unwrap_or_default();
+    // The name that people know the file by; most of its tensors may have another type.
+    let formats = artifact.formats();
+    let quantization = artifact.file_type.clone().or_else(|| formats.first().cloned()).unwrap_or_default();
     json!({
         "parent_model": "",
         "format": artifact.format,
@@ -148,6 +150,7 @@ fn details(artifact: &Artifact) -> Value {
         "families": [family],
         "parameter_size": rounded(config.parameters()),
         "quantization_level": quantization,
+        "tensor_types": formats,
     })
 }
 

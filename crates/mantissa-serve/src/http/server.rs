@@ -69,6 +69,8 @@ pub struct Loaded {
     pub model: FastModel,
     /// Format of the weights' files: `gguf` or `safetensors`.
     pub format: &'static str,
+    /// File type of a GGUF file as llama.cpp names it, such as `Q4_K_M`.
+    pub file_type: Option<String>,
     /// Smaller model that proposes tokens.
     pub draft: Option<FastModel>,
     /// Scheme of the KV cache.
@@ -137,7 +139,7 @@ impl Server {
     /// # Errors
     /// As [`Engine::start`].
     pub fn add(&mut self, loaded: Loaded) -> Result<(), LoadError> {
-        let Loaded { name, tokenizer, model, format, draft, kv, sampling, runtime } = loaded;
+        let Loaded { name, tokenizer, model, format, file_type, draft, kv, sampling, runtime } = loaded;
         let (model, draft) = (Arc::new(model), draft.map(Arc::new));
         let clients = self.keys.as_ref().map_or(1, Keys::len);
         let queue = self.options.queue;
@@ -154,7 +156,7 @@ impl Server {
             metrics: self.metrics.engine(&name),
         };
         let engine = Engine::start(Arc::clone(&model), draft, options)?;
-        let artifact = Artifact { name, tokenizer, model, format, kv, sampling, engine };
+        let artifact = Artifact { name, tokenizer, model, format, file_type, kv, sampling, engine };
         artifact.state_precision(&self.metrics);
         self.artifacts.push(Arc::new(artifact));
         Ok(())

@@ -54,6 +54,7 @@ pub fn serve() -> ExitCode {
             tokenizer: Tokenizer::load(&demo).unwrap(),
             model: FastModel::load(&files, 2).unwrap(),
             format: "safetensors",
+            file_type: None,
             draft: None,
             kv: "f16".into(),
             sampling: SamplingDefaults::default(),

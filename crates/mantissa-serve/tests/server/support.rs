@@ -85,6 +85,7 @@ pub fn start(setup: Setup) -> Running {
             tokenizer: tokenizer(setup.template),
             model: FastModel::load(&files, 1).unwrap(),
             format: "safetensors",
+            file_type: None,
             draft: None,
             kv: "f16".into(),
             sampling: setup.sampling,

@@ -41,6 +41,21 @@ options! {
 }
 
 impl AdapterConfig {
+    /// Says what trains on what: `qlora, rank 16, alpha 32, on weights rounded to nf4-dq`.
+    pub fn words(&self) -> String {
+        let base = match self.base_name() {
+            None => "on weights as they are stored".to_owned(),
+            Some(base) => format!("on weights rounded to {base}"),
+        };
+        format!("{}, rank {}, alpha {}, {base}", self.kind, self.rank, self.alpha)
+    }
+
+    /// Returns the scheme that the frozen weights are rounded to, if they are.
+    fn base_name(&self) -> Option<&str> {
+        let default = (self.kind == "qlora").then_some(QLORA_BASE);
+        self.base.as_deref().or(default).filter(|name| *name != "none")
+    }
+
     /// Returns the settings of fine-tuning; `seed` is for initial values and dropout.
     ///
     /// # Errors
@@ -55,9 +70,8 @@ impl AdapterConfig {
         if !kinds.contains(&&*self.kind) {
             return Err(fault("kind", self.kind.clone(), &kinds.join(", ")));
         }
-        let default = (self.kind == "qlora").then_some(QLORA_BASE);
-        let base = match self.base.as_deref().or(default) {
-            Some("none") | None => None,
+        let base = match self.base_name() {
+            None => None,
             Some(text) => {
                 Some(mantissa_num::parse_weight(text).map_err(|_| fault("base", text.to_owned(), SCHEME))?)
             }

@@ -1,5 +1,6 @@
 //! Settings as other tools or short forms write them, with the keys that say the same here.
 
+use crate::Policy;
 use crate::optim::{MomentFormat, registry};
 
 /// Tables with the key of each that names its kind, which a short form `table=kind` means.
@@ -13,6 +14,13 @@ const IMPLEMENTATIONS: [&str; 10] =
 /// Returns the key of a whole table that `--set` gives a single value.
 pub(super) fn key_of_table(table: &str) -> Option<String> {
     KINDS.iter().find(|(name, _)| *name == table).map(|(name, key)| format!("{name}.{key}"))
+}
+
+/// Returns the value of `key` that `given` may mean, so that the change which is proposed works.
+pub(super) fn known(key: &str, given: String) -> String {
+    let policy = (key == "precision.policy").then(|| Policy::meant_by(&given));
+    let meant = policy.filter(|_| !Policy::names().any(|name| name == given));
+    meant.and_then(|meant| meant.first().map(|name| (*name).to_owned())).unwrap_or(given)
 }
 
 /// Returns the changes that choose the optimizer which bitsandbytes, torchao, torch or transformers name so, such as

@@ -28,8 +28,7 @@ impl PolicyTable {
     /// [`TableFault`] names the first key that cannot be met.
     pub fn policy(&self, seed: u64) -> Result<Policy, TableFault> {
         let Some(mut policy) = Policy::by_name(&self.policy, seed) else {
-            let names: Vec<&str> = Policy::names().collect();
-            return fault("policy", &self.policy, &names.join(", "));
+            return fault("policy", &self.policy, &names_for(&self.policy));
         };
         let base = policy.clone();
         policy.weights = self.weights.unwrap_or(policy.weights);
@@ -95,6 +94,18 @@ fn seeded(master: Master, seed: u64) -> Master {
 
 /// # Errors
 /// [`TableFault`] for a master copy that does not fit the weights.
+/// Names that stand for one that is no policy: those that it may mean, or all.
+fn names_for(typed: &str) -> String {
+    match Policy::meant_by(typed).as_slice() {
+        [] => Policy::names().collect::<Vec<_>>().join(", "),
+        meant => format!(
+            "{} (all: mantissa train --show-policy list); fix: --set precision.policy={}",
+            meant.join(", "),
+            meant[0]
+        ),
+    }
+}
+
 fn check_storage(policy: &Policy) -> Faulty<()> {
     match (policy.master, policy.weights) {
         (Master::Stochastic { .. } | Master::Remainder, found) if found != Precision::Bf16 => {

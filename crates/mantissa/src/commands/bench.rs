@@ -38,7 +38,7 @@ pub struct Args {
     /// Tokens to generate; 0 skips decoding
     ///
     /// Default: 128, or as many as the model's context holds.
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "max-tokens", value_name = "N")]
     r#gen: Option<usize>,
     /// Repetitions
     #[arg(long, value_name = "N", default_value_t = 3)]

@@ -19,7 +19,7 @@ use crate::output::{self, Align, Table, bytes, counted, number};
 ///
 /// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` if the scheme has
 /// them (`n.nested_scale` and `n.nested_offset` for double quantization, `n.bias` for the minima of :minmax),
-/// `n.dequant` (F32) and, with --packed, `n.packed`. GGUF block types are written as `n.packed` and
+/// `n.dequant` (F32) and, with --packed, `n.packed`; with --packed-only neither codes nor `n.dequant`. GGUF block types are written as `n.packed` and
 /// `n.dequant` only. Blocks run along the last axis; other axes are folded into rows.
 ///
 /// The signal-to-quantization-noise ratio (SQNR) is 10 log10(sum x^2 / sum (x - dequant)^2).
@@ -45,6 +45,9 @@ pub struct Args {
     /// Also write the packed bytes, as `n.packed`
     #[arg(long)]
     packed: bool,
+    /// Write packed bytes and scales, no codes or F32 copies
+    #[arg(long)]
+    packed_only: bool,
     /// Rounding between two codes
     ///
     /// Stochastic rounding uses --seed.
@@ -73,14 +76,15 @@ impl Execute for Args {
             scheme: self.scheme.clone(),
             out: self.out.clone(),
             packed: self.packed,
+            packed_only: self.packed_only,
             stochastic: (self.round == Round::Stochastic).then_some(context.seed),
         };
         let report = Cast::resolve(arguments)?.run(context)?;
-        context.report(&report, |out| print(&report, out))
+        context.report(&report, |out| print(self, &report, out))
     }
 }
 
-fn print(report: &CastReport, out: &mut dyn Write) -> io::Result<()> {
+fn print(args: &Args, report: &CastReport, out: &mut dyn Write) -> io::Result<()> {
     table(&report.tensors).write(out)?;
     let size = std::fs::metadata(&report.output).map(|m| bytes(m.len())).unwrap_or_default();
     let seed = report.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
@@ -92,7 +96,21 @@ fn print(report: &CastReport, out: &mut dyn Write) -> io::Result<()> {
         report.rounding,
         report.skipped.len(),
         report.output.display()
-    )
+    )?;
+    // The file holds more than the scheme takes, which its size alone would not tell.
+    let packed = bytes(report.tensors.iter().map(|tensor| tensor.packed_bytes).sum());
+    match args.packed_only {
+        true => writeln!(out, "packed codes and scales: {packed}"),
+        false => {
+            let copies = |tensor: &CastTensor| 4 * tensor.shape.iter().map(|&n| n as u64).product::<u64>();
+            let copies = bytes(report.tensors.iter().map(copies).sum());
+            writeln!(
+                out,
+                "of that {copies} are F32 copies (.dequant), and codes take whole bytes; the scheme itself takes {packed} \
+                 (--packed-only)"
+            )
+        }
+    }
 }
 
 fn table(tensors: &[CastTensor]) -> Table {

@@ -66,7 +66,11 @@ fn human(out: &mut dyn Write, r: &TextEvaluation) -> io::Result<()> {
         labelled(out, "adapter", &adapter.display().to_string())?;
     }
     if let Some(kv) = &r.kv {
-        labelled(out, "KV cache", &format!("{kv}: {} bytes per token", r.kv_bytes_per_token))?;
+        let f16 = r.kv_f16_bytes_per_token.filter(|f16| *f16 != r.kv_bytes_per_token);
+        let of = f16.map_or_else(String::new, |f16| format!(", {f16} in f16"));
+        // Perplexity alone says little of a cache.
+        let loss = if r.comparison.is_none() { "; its loss: --reference MODEL" } else { "" };
+        labelled(out, "KV cache", &format!("{kv}: {} bytes per token{of}{loss}", r.kv_bytes_per_token))?;
     }
     if let Some(operands) = &r.attention_operands {
         labelled(out, "attention", operands)?;

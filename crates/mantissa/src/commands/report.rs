@@ -72,7 +72,7 @@ pub struct Args {
     /// New tokens for each prompt
     ///
     /// At most.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, alias = "max-tokens", value_name = "N", default_value_t = 64)]
     new_tokens: u16,
     /// Keep the page of a run in progress up to date
     ///
@@ -217,6 +217,16 @@ fn require_runs(runs: &[PathBuf]) -> Result<()> {
         return Err(BadInput::new("RUN", found, format!("at most {} to compare", comparison::MOST)).into());
     }
     let Some(other) = runs.iter().find(|run| !is_training(run)) else { return Ok(()) };
+    if let [first, ..] = runs
+        && runs.iter().all(|run| quality_path(run).is_file())
+    {
+        let all: Vec<String> = runs.iter().map(|run| quoted(run)).collect();
+        let fix = format!("mantissa compare SOURCE {} --html candidates.html", all.join(" "));
+        let found = format!("{} quantized models", runs.len());
+        return Err(BadInput::new(first.display().to_string(), found, "training runs, or one model")
+            .with_fix(fix)
+            .into());
+    }
     let found = match other.exists() {
         true => format!("no {}", run_files::LOG),
         false => "no such folder".to_owned(),
@@ -227,11 +237,26 @@ fn require_runs(runs: &[PathBuf]) -> Result<()> {
 
 /// Makes the error of a path that holds nothing to report.
 fn nothing_at(path: &Path) -> BadInput {
+    let inside = runs_inside(path);
+    if !inside.is_empty() {
+        let found = format!("a folder with {} of them", inside.len());
+        let named: Vec<String> = inside.iter().take(comparison::MOST).map(|run| quoted(run)).collect();
+        return BadInput::new(path.display().to_string(), found, "the folder of a training run")
+            .with_fix(format!("mantissa report {}", named.join(" ")));
+    }
     let found = match path.exists() {
         true => format!("neither {} nor {}", run_files::LOG, quality_path(path).display()),
         false => "no such file or folder".to_owned(),
     };
     BadInput::new(path.display().to_string(), found, "the folder of a training run, or a quantized model")
+}
+
+/// Returns the training runs in the folder at `path`, in the order of their names.
+fn runs_inside(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut runs: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|run| is_training(run)).collect();
+    runs.sort();
+    runs
 }
 
 /// Refuses options that a training run has no use for.

@@ -97,6 +97,9 @@ impl Execute for Args {
             return interactive::run(asked, engine, &files, &tokenizer, context);
         }
         let limit = self.longest(&files, context)?;
+        if self.continues_pipe(&tokenizer, context) {
+            context.note("the prompt is standard input, continued as a text; the model has a chat template: --chat makes it a message");
+        }
         let prompt = Prompt::read(self, &tokenizer, context)?;
         self.require_room(prompt.tokens.len(), limit)?;
         let sampling = sampling(self, &files, context);
@@ -161,6 +164,12 @@ impl Args {
     fn begins_chat(&self, tokenizer: &Tokenizer, context: &Context) -> bool {
         let unasked = self.text.is_none() && self.prompt.is_none() && self.bos == BosArg::Auto;
         unasked && terminal::is_person() && context.prints_text() && tokenizer.chat_template().is_some()
+    }
+
+    /// True if a chat model continues what is piped into it, which looks as if it ignored it.
+    fn continues_pipe(&self, tokenizer: &Tokenizer, context: &Context) -> bool {
+        let unasked = self.text.is_none() && self.prompt.is_none() && !self.chat;
+        unasked && context.prints_text() && tokenizer.chat_template().is_some()
     }
 
     /// Says, unless JSON does, how an answer ended that its reader may have expected to be longer.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::execute::Execute;
 use crate::context::Context;
 use crate::help::Group;
-use crate::output::{Align, Table, number};
+use crate::output::{Align, Table, number, paragraph};
 
 /// Rows and columns of the weight for which bits per weight are given.
 const SIDE: usize = 4096;
@@ -259,7 +259,12 @@ fn print_formats(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
             row.rules.join(" "),
         ]);
     }
-    table.write(out)
+    table.write(out)?;
+    paragraph(
+        out,
+        2,
+        "bits/weight of int8 to ternary: with f32 scales, as mantissa cast and KV caches store them; files of quantize hold 16-bit ones, so that recipes and fit count 1/8 less in groups of 128 (4.125 for int4-g128)",
+    )
 }
 
 fn print_scaled(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {

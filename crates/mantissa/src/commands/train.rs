@@ -14,7 +14,9 @@ use mantissa_jobs::run_files::DONE;
 use mantissa_jobs::train::{
     Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor, trainable_words,
 };
+use mantissa_quant::Recipe;
 use mantissa_store::Paths;
+use mantissa_store::convention::ModelFiles;
 use mantissa_train::config::RunConfig;
 use mantissa_train::{GemmState, Policy, recipes};
 use serde::Serialize;
@@ -61,7 +63,9 @@ pub struct Args {
     /// Time to train for, instead of a number of steps
     #[arg(long, value_name = "N", requires = "init", value_parser = minutes)]
     minutes: Option<f64>,
-    /// Print a precision policy as a table of settings and exit
+    /// Print a precision policy as a table of settings, or list
+    ///
+    /// A name (bf16, fp8-current, nvfp4 …), or list for all names.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "set", "resume", "restart", "dry_run"])]
     show_policy: Option<String>,
     /// Name the operand at fault in a step of a run
@@ -124,6 +128,20 @@ struct ShownPolicy<'a> {
     about: &'static str,
     /// TOML of the settings.
     toml: String,
+}
+
+/// Name that lists all policies.
+const LIST: &str = "list";
+
+#[derive(Serialize)]
+struct PolicyList<'a> {
+    policies: &'a [ListedPolicy],
+}
+
+#[derive(Serialize)]
+struct ListedPolicy {
+    policy: &'static str,
+    about: &'static str,
 }
 
 #[derive(Serialize)]
@@ -196,20 +214,23 @@ pub(super) fn execute(job: &Train, preview: bool, context: &Context) -> Result<(
         return dry_run(job, context);
     }
     let report = job.run(context)?;
-    let command = command(job.settings(), &report.results);
+    let command = command(job.settings(), &report);
     let autopsy = report.examinable.then(|| format!("mantissa train --autopsy {}", quoted(&report.run)));
     let page = format!("mantissa report {}", quoted(&report.run));
-    let next = autopsy.iter().cloned().chain(command.iter().cloned()).chain([page]).collect();
+    let rounded = rounded(job.settings(), &report);
+    let next =
+        [autopsy.clone(), command.clone(), rounded.clone(), Some(page)].into_iter().flatten().collect();
     let done = Done { report: &report, next };
-    context.report(&done, |out| human(out, &report, command.as_deref(), autopsy.as_deref()))?;
+    let commands = [("cause", &autopsy), ("run", &command), ("quantize", &rounded)];
+    context.report(&done, |out| human(out, &report, commands))?;
     let failed = report.outcome.strip_prefix(DONE).filter(|rest| !rest.is_empty());
     context.refuse_warnings(&failed.map(|_| report.outcome.clone()).into_iter().collect::<Vec<_>>())
 }
 
 /// Returns the command that runs the results of a run with these settings.
-fn command(settings: &RunConfig, results: &Results) -> Option<String> {
-    // A prompt of a model that was trained from nothing is a text.
-    let prompt = if settings.model.init.is_some() { "--chat -p 'Hello'" } else { "-p 'The'" };
+fn command(settings: &RunConfig, TrainReport { results, data, .. }: &TrainReport) -> Option<String> {
+    // A model continues what it was trained on: conversations or texts.
+    let prompt = if data.is_chat() { "--chat -p 'Hello'" } else { "-p 'Once'" };
     let command = |model: &Path| format!("mantissa run {} {prompt}", quoted(model));
     let requantized = results.quantized.as_ref().filter(|_| settings.adapter.is_some());
     if let Some(model) = requantized.or(results.model.as_ref()) {
@@ -222,6 +243,34 @@ fn command(settings: &RunConfig, results: &Results) -> Option<String> {
     Some(format!("{} --adapter {}", command(base), quoted(results.adapter.as_deref()?)))
 }
 
+/// Returns the command that rounds a trained model to the format that its weights had in the matmuls: what is written are
+/// the weights before rounding.
+fn rounded(settings: &RunConfig, TrainReport { run, results, .. }: &TrainReport) -> Option<String> {
+    let model = results.model.as_ref().filter(|_| results.quantized.is_none())?;
+    let scheme = settings.policy()?.linear.fprop.right.scheme.to_string();
+    // Scales of a history are those of a run.
+    let scheme = scheme.split('@').next()?;
+    let recipe = Recipe::load(&format!("rtn-{scheme}")).ok()?;
+    let format = &recipe.weights.format;
+    if format.bits_per_weight(1024, 1024) >= 16.0 || settings.adapter.is_some() {
+        return None;
+    }
+    let out = format!("{}-{}", run.display(), scheme.replace(':', "-"));
+    let (model, out) = (quoted(model), quoted(Path::new(&out)));
+    Some(format!("mantissa quantize {model} --recipe {} --format native --out {out}", recipe.name))
+}
+
+/// Describes the tensors of a folder: `f32, 3.67 MB`.
+fn stored(path: &Path) -> Option<String> {
+    let files = ModelFiles::open(path).ok()?;
+    let largest = files.checkpoint().tensors().max_by_key(|tensor| tensor.len)?;
+    Some(format!(
+        "mostly {}, {}",
+        largest.dtype.name().to_lowercase(),
+        bytes(files.checkpoint().total_bytes())
+    ))
+}
+
 /// Parses a number of minutes.
 fn minutes(text: &str) -> Result<f64, String> {
     let found = text.parse().ok().filter(|minutes| (1e-3..=1e6).contains(minutes));
@@ -230,9 +279,14 @@ fn minutes(text: &str) -> Result<f64, String> {
 
 /// Prints a policy.
 fn show_policy(name: &str, context: &Context) -> Result<()> {
+    if name == LIST {
+        return list_policies(context);
+    }
     let Some(policy) = Policy::by_name(name, 0) else {
-        let names: Vec<&str> = Policy::names().collect();
-        return Err(BadInput::new("--show-policy", name, names.join(", ")).into());
+        let meant = Policy::meant_by(name);
+        let names = if meant.is_empty() { Policy::names().collect() } else { meant };
+        let fix = format!("--show-policy {}", names.first().map_or(LIST, |name| *name));
+        return Err(BadInput::new("--show-policy", name, names.join(", ")).with_fix(fix).into());
     };
     let about = recipes().iter().find(|recipe| recipe.name == name).map_or("", |recipe| recipe.about);
     let shown = ShownPolicy { policy: name, about, toml: policy.to_toml() };
@@ -241,6 +295,22 @@ fn show_policy(name: &str, context: &Context) -> Result<()> {
             writeln!(out, "# {about}")?;
         }
         write!(out, "{}", shown.toml)
+    })
+}
+
+/// Prints all policies with a description each.
+fn list_policies(context: &Context) -> Result<()> {
+    let all: Vec<_> = Policy::described().map(|(policy, about)| ListedPolicy { policy, about }).collect();
+    context.report(&PolicyList { policies: &all }, |out| {
+        for ListedPolicy { policy, about } in &all {
+            // The first clause; --show-policy NAME has the rest.
+            let first = about.split(": ").next().unwrap_or(about);
+            writeln!(out, "{policy:<16} {}", first.split("; ").next().unwrap_or(first))?;
+        }
+        writeln!(
+            out,
+            "\nuse         --set precision.policy=NAME; one of them: mantissa train --show-policy NAME"
+        )
     })
 }
 
@@ -275,11 +345,12 @@ fn dry_run(job: &Train, context: &Context) -> Result<()> {
         writeln!(out)?;
         decay_table(&preview, job.settings().optimizer.common.weight_decay).write(out)?;
         let DryRun { parameters, trainable_parameters: trained, policy, optimizer, .. } = report;
-        let adapts = job.settings().adapter.is_some();
-        let trained = if adapts {
-            format!("trains {}, ", trainable_words(trained, parameters))
-        } else {
-            format!("{parameters} parameters, ")
+        let trained = match &job.settings().adapter {
+            Some(adapter) => {
+                let trained = trainable_words(trained, parameters);
+                format!("adapter {}\ntrains {trained}, ", adapter.words())
+            }
+            None => format!("{parameters} parameters, "),
         };
         writeln!(out, "\n{trained}policy {policy}, optimizer {optimizer}")
     })
@@ -309,12 +380,7 @@ fn decay_table(preview: &TrainPreview, weight_decay: f64) -> Table {
     table
 }
 
-fn human(
-    out: &mut dyn Write,
-    done: &TrainReport,
-    command: Option<&str>,
-    autopsy: Option<&str>,
-) -> io::Result<()> {
+fn human(out: &mut dyn Write, done: &TrainReport, commands: [(&str, &Option<String>); 3]) -> io::Result<()> {
     if done.outcome != DONE {
         labelled(out, "outcome", &done.outcome)?;
     }
@@ -352,11 +418,10 @@ fn human(
     if done.already_complete {
         labelled(out, "time", ALREADY)?;
     }
-    if let Some(autopsy) = autopsy {
-        writeln!(out, "cause       {autopsy}")?;
-    }
-    if let Some(command) = command {
-        writeln!(out, "run         {command}")?;
+    // Not wrapped, to be copied.
+    for (name, command) in commands.into_iter().filter_map(|(name, command)| Some((name, command.as_ref()?)))
+    {
+        writeln!(out, "{name:<11} {command}")?;
     }
     writeln!(out, "next        mantissa report {}", quoted(&done.run))
 }
@@ -371,7 +436,8 @@ fn write_results(out: &mut dyn Write, results: &Results) -> io::Result<()> {
     ];
     for (name, path) in paths {
         if let Some(path) = path {
-            writeln!(out, "{name:<11} {}", path.display())?;
+            let size = stored(path).map_or_else(String::new, |size| format!(" ({size})"));
+            writeln!(out, "{name:<11} {}{size}", path.display())?;
         }
     }
     let form = if results.adapter.is_some() { "adapter form" } else { "trained form" };

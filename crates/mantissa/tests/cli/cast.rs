@@ -223,3 +223,22 @@ fn invalid_casts_are_refused_by_name() {
     succeed(&["cast", text(&input), "--scheme", "mxfp8-e4m3", "--overwrite", "--out", text(&out)]);
     assert!(File::open(&out).f32("x.dequant")[90].is_nan());
 }
+
+/// What is written takes more than the scheme, which is said; the packed bytes and scales alone take no more.
+#[test]
+fn the_size_of_the_file_and_that_of_the_scheme_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
+    write_x(&input, &[64, 256], &values(64 * 256));
+    let cast = ["cast", text(&input), "--scheme", "int4-g32", "--overwrite", "--out", text(&out)];
+    let said = succeed(&cast);
+    assert!(said.contains("65.5 kB are F32 copies (.dequant)") && said.contains("takes 10.2 kB"), "{said}");
+    let inspected = succeed(&["inspect", text(&out)]);
+    assert!(inspected.contains("written by mantissa cast"), "{inspected}");
+    let said = succeed(&[&cast[..], &["--packed-only"]].concat());
+    assert!(said.contains("packed codes and scales: 10.2 kB"), "{said}");
+    let file = File::open(&out);
+    assert!(file.has("x.packed") && file.has("x.scale") && !file.has("x.codes") && !file.has("x.dequant"));
+    assert_eq!(file.shape("x.packed"), [64 * 256 / 2]);
+    assert!(fs::metadata(&out).unwrap().len() < 11_000);
+}

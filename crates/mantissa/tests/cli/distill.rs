@@ -61,7 +61,13 @@ fn a_distilled_student_is_nearer_to_its_teacher_than_a_fine_tuned_one() {
     let args = ["distill", "demo", "demo", "--scheme", "int2-g32"];
     let planned = json(&[&args[..], &files(&qad), &SMALL, &["--dry-run", "--json"]].concat());
     assert!(planned["memory"]["teacher"].as_u64().unwrap() > 1_000_000 && !qad.exists(), "{planned}");
-    succeed(&[&args[..], &files(&qad), &SMALL].concat());
+    let said = succeed(&[&args[..], &files(&qad), &SMALL].concat());
+    // What is written is not rounded yet: the command that rounds it follows.
+    let next = format!(
+        "quantize    mantissa quantize {} --recipe rtn-int2-g32 --format native",
+        text(&qad.join("model"))
+    );
+    assert!(said.contains(&next) && said.contains("(mostly bf16, "), "{said}");
     let rounded = [
         "--set",
         "precision.fprop.w=\"int2-g32\"",

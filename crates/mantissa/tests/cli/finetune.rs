@@ -113,6 +113,9 @@ fn qlora_learns_and_writes_what_peft_and_run_read() {
     {
         assert!(!done[figure].is_null() && done[figure] == again[figure], "{figure}: {again}");
     }
+    // The base that adapters are trained on is not the one that they are put on.
+    let planned = succeed(&arguments(&data, &temp.path().join("plan"), &["--dry-run"]));
+    assert!(planned.contains("adapter qlora, rank 4, alpha 32, on weights rounded to nf4-dq"), "{planned}");
     let line = fail(2, &arguments(&data, &out, &["--merge"]));
     assert!(line.contains("finished its 24 steps with other settings (adapter.requantize"), "{line}");
     assert!(line.contains("fix: --out FOLDER for another run"), "{line}");

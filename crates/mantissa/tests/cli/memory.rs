@@ -261,6 +261,48 @@ fn measured(arguments: &[&str]) -> (Output, Option<u64>) {
     (child.wait_with_output().unwrap(), peak)
 }
 
+/// Writes a tokenizer of 18 278 tokens to `model`: every word of up to three letters.
+fn large_tokenizer(model: &Path) {
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    let longer = |words: &[String]| -> Vec<String> {
+        words.iter().flat_map(|word| letters.iter().map(move |letter| format!("{word}{letter}"))).collect()
+    };
+    let pairs = longer(&letters);
+    let all: Vec<String> = letters.iter().chain(&pairs).chain(&longer(&pairs)).cloned().collect();
+    let vocabulary: serde_json::Map<_, _> =
+        all.iter().enumerate().map(|(id, word)| (word.clone(), id.into())).collect();
+    let merge = |word: &String| format!("{} {}", &word[..word.len() - 1], &word[word.len() - 1..]);
+    let merges: Vec<_> = all[letters.len()..].iter().map(merge).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "use_regex": true },
+        "post_processor": null, "decoder": { "type": "ByteLevel" },
+        "model": { "type": "BPE", "vocab": vocabulary, "merges": merges },
+    });
+    std::fs::write(model.join("tokenizer.json"), format!("{tokenizer:#}")).unwrap();
+}
+
+/// Reading the tokenizer takes more than a layer of a small model: it is predicted, and not held beside other buffers.
+#[test]
+fn a_ceiling_counts_the_tokenizers_that_are_read() {
+    let temp = TempDir::new().unwrap();
+    let sizes = ["--hidden", "64", "--ffn", "128", "--heads", "4", "--layers", "2", "--vocab", "18278"];
+    let model = synth(temp.path(), "m", &sizes);
+    large_tokenizer(&model);
+    for (recipe, out) in [("q8_0", "out.gguf"), ("fp8-dynamic", "out")] {
+        let out = temp.path().join(out);
+        let quantize = ["quantize", text(&model), "--recipe", recipe, "--threads", "2", "--out", text(&out)];
+        let plan = json(&[&quantize[..], &["--dry-run", "--json"]].concat());
+        let least = plan["least_memory"].as_u64().unwrap();
+        assert!(plan["predicted_peak_memory"].as_u64().unwrap() > 10_000_000, "{plan}");
+        let line = fail(3, &[&quantize[..], &["--memory", "8M"]].concat());
+        assert!(line.contains("got a need of") && line.contains("tokenizer"), "{line}");
+        let (output, peak) = measured(&[&quantize[..], &["--memory", &least.to_string()]].concat());
+        assert!(output.status.success(), "{recipe}: {}", stderr(&output));
+        assert!(peak.is_none_or(|peak| peak <= least), "{recipe}: {peak:?} of {least}");
+    }
+}
+
 /// Inputs of the commands in the table.
 struct Inputs {
     dir: TempDir,

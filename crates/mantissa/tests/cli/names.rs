@@ -178,6 +178,7 @@ fn one_scheme_and_one_recipe_are_shown() {
     for (arguments, near) in [
         (["schemes", "int9-g32"], "int8"),
         (["schemes", "int4-g0"], "a group such as g128"),
+        (["schemes", "int4"], "expected what a scale covers, as in int4-g128"),
         (["recipes", "gpqt-int4-g128"], "gptq-int4-g128"),
         (["recipes", "q4_k_x"], "q4_k_m"),
     ] {

@@ -221,6 +221,13 @@ fn a_report_of_bench_is_hardware() {
     );
 }
 
+/// The size of the host's memory alone says nothing of its speed.
+#[test]
+fn a_host_is_given_by_its_speed() {
+    let line = fail(2, &["plan", "--params", "70B", "--hardware", "rtx4090", "--host", "64G"]);
+    assert!(line.contains("the speed too, as in bandwidth=90GB/s,memory=64G"), "{line}");
+}
+
 #[test]
 fn training_is_planned() {
     let full = json(&["plan", "--params", "Llama-2-7B", "--hardware", "a100", "--train", "--json"]);
@@ -232,6 +239,13 @@ fn training_is_planned() {
     assert!((bytes("fp32") - 107.8).abs() < 0.05 && (bytes("bf16-adam8") - 40.6).abs() < 0.05);
     let tuned = json(&["plan", "--params", "70B", "--hardware", "h100", "--train", "qlora", "--json"]);
     assert_eq!(tuned["training"]["recipe"], "qlora");
+    // What is asked for is the answer where it fits, with the command for adapters.
+    let asked = ["plan", "--params", "8B", "--hardware", "rtx4090", "--train"];
+    for adapter in ["lora", "qlora"] {
+        let shown = succeed(&[&asked[..], &[adapter]].concat());
+        let measure = format!("mantissa finetune MODEL --adapter {adapter} ");
+        assert!(shown.contains(&format!("choose      {adapter}:")) && shown.contains(&measure), "{shown}");
+    }
     let shown = succeed(&[
         "plan",
         "--params",

@@ -63,6 +63,17 @@ fn the_prompt_may_come_from_standard_input() {
     }
 }
 
+/// A chat model that continues what is piped into it looks as if it ignored it.
+#[test]
+fn a_piped_prompt_of_a_chat_model_is_told_to_be_no_message() {
+    let words = "continued as a text; the model has a chat template: --chat";
+    assert!(with_input(&["run", "demo", "-n", "4"], "Once").1.contains(words));
+    for arguments in [&["run", "demo", "-n", "4", "--chat"][..], &["run", "demo", "-n", "4", "-p", "-"]] {
+        let said = with_input(arguments, "Once").1;
+        assert!(!said.contains(words), "{arguments:?}: {said}");
+    }
+}
+
 #[test]
 fn speed_is_told_and_reported() {
     let report = run_json(&["run", "demo", "-p", "Once upon a time", "-n", "40", "--json", "--quiet"]);

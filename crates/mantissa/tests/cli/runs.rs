@@ -90,6 +90,10 @@ fn runs_are_compared_on_one_page() {
     assert_eq!(report["runs"][1]["state"], "done");
     let line = fail(2, &["report", text(&runs[0]), text(temp.path())]);
     assert!(line.contains("the folder of a training run, beside other runs"), "{line}");
+    // A folder of runs is answered with all of them.
+    let line = fail(2, &["report", text(temp.path())]);
+    assert!(line.contains("a folder with 2 of them; fix: mantissa report "), "{line}");
+    assert!(runs.iter().all(|run| line.contains(text(run))), "{line}");
     let line = fail(2, &["report", text(&runs[0]), text(&runs[1]), "--prompt", "a"]);
     assert!(line.contains("--prompt"), "{line}");
     // A run more on the same page, which is not that of a run, an edited one or a stranger's.

@@ -146,6 +146,12 @@ fn several_precisions_are_served_and_compared() {
         (format("demo"), format("int4"), format("q8")),
         ("safetensors".into(), "safetensors".into(), "gguf".into())
     );
+    // A file is called by its type, as llama.cpp spells it, whatever most of its tensors are.
+    let details = &server.post("/api/show", &json!({ "model": "q8" }))["details"];
+    assert_eq!(
+        (&details["quantization_level"], &details["tensor_types"][0]),
+        (&json!("Q8_0"), &json!("q8_0"))
+    );
     server.post("/v1/completions", &json!({"prompt": "A", "max_tokens": 1}));
     let value = |metrics: &str, name: &str| {
         let line =

@@ -50,6 +50,41 @@ fn record(run: &Path) -> Value {
     serde_json::from_slice(&fs::read(run.join("run.json")).unwrap()).unwrap()
 }
 
+/// A marker between documents that is no separator and no token would be learned as text.
+#[test]
+fn a_marker_between_documents_is_told() {
+    let temp = TempDir::new().unwrap();
+    let base = base(temp.path());
+    let stories = "red blue ".repeat(40) + "\n<|endoftext|>\n" + &"blue red ".repeat(40);
+    let data = write(temp.path(), "stories.txt", &stories);
+    let said = |name: &str, more: &[&str]| {
+        let out = temp.path().join(name);
+        let output =
+            mantissa(&tune(&["finetune", text(&base)], &data, &out, &[&["--length", "16"], more].concat()));
+        assert!(output.status.success(), "{}", stderr(&output));
+        (stderr(&output), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (warned, told) = said("whole", &[]);
+    let fix = "fix: --set 'data.split=\"<|endoftext|>\"'";
+    assert!(
+        warned.contains("stories.txt: <|endoftext|> is read as text") && warned.contains(fix),
+        "{warned}"
+    );
+    assert!(told.contains("1 document,"), "{told}");
+    let (warned, told) = said("split", &["--set", "data.split=\"<|endoftext|>\""]);
+    assert!(!warned.contains("is read as text") && told.contains("2 documents,"), "{warned} {told}");
+}
+
+#[test]
+fn policies_are_listed_with_a_line_each() {
+    let listed = succeed(&["train", "--show-policy", "list"]);
+    assert!(listed.contains("\nfp8-current      FP8 with current scaling (torchao's"), "{listed}");
+    let line = fail(2, &["train", "--show-policy", "fp8"]);
+    assert!(
+        line.contains("expected fp8-current, fp8-delayed") && line.contains("fix: --show-policy fp8-current")
+    );
+}
+
 /// Long answers are cut, long prompts leave nothing; both are counted, and gone with the length that the error names.
 #[test]
 fn conversations_that_are_cut_or_left_out_are_counted() {

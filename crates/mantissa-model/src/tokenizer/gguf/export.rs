@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use mantissa_kernels::give_back_memory;
 use mantissa_store::gguf::{Metadata, Value, ValueType};
 use mantissa_store::{json, regular};
 use serde_json::Value as Json;
@@ -31,30 +32,29 @@ pub struct Exported {
 /// # Errors
 /// [`TokenizerError`] if a file is present and cannot be loaded.
 pub fn export(dir: &Path, rows: usize, merged: bool) -> Result<Exported, TokenizerError> {
-    let path = dir.join("tokenizer.json");
-    let Some(bytes) = regular::read_optional(&path, MAX_FILE, "a tokenizer.json")? else {
-        return Ok(without("there is no tokenizer.json"));
+    // One tokenizer at a time is in memory, and the file only beside the one that it is.
+    let tokenizer = match Tokenizer::load(dir) {
+        Err(TokenizerError::Missing { .. }) => return Ok(without("there is no tokenizer.json")),
+        tokenizer => tokenizer?,
     };
-    let json = json::parse_strict(&bytes, &path, MAX_FILE)?;
-    let tokenizer = Tokenizer::load(dir)?;
-    let source = TokenizerJson { json: &json, tokenizer: &tokenizer };
-    let kind = match source.kind() {
+    let mut exported = match TokenizerJson::read(&tokenizer)?.exported(rows, merged)? {
+        Ok(exported) => exported,
         Err(why) => return Ok(without(why)),
-        Ok(Kind::SentencePiece { prefix: false, trim: false }) if merged => Kind::Merged,
-        Ok(kind) => kind,
     };
-    let mut exported = source.export(&kind, rows)?;
-    exported.notes.extend(source.without_rows(rows));
+    let (probes, path) = (tokenizer.probes()?, tokenizer.path.clone());
+    drop(tokenizer);
     // What the file cannot express shows in what a reader of it encodes.
-    let metadata = Metadata::from_pairs(&tokenizer.path, exported.metadata.iter().cloned());
-    let read = tokenizer_json(&metadata)?;
-    let read = Tokenizer::from_json(&tokenizer.path, read.to_string().as_bytes())?;
-    if let Some(difference) = tokenizer.first_probe_difference(&read)? {
+    let read = tokenizer_json(&Metadata::from_pairs(&path, exported.metadata.iter().cloned()))?.to_string();
+    give_back_memory();
+    let read = Tokenizer::from_json(&path, read.as_bytes())?;
+    if let Some(difference) = read.first_difference_from(probes)? {
         let note =
             format!("the tokenizer of the GGUF file encodes other tokens than tokenizer.json: {difference}");
         exported.metadata.push((TOKENIZER_NOTE.to_owned(), Value::String(note.clone())));
         exported.notes.push(note);
     }
+    drop(read);
+    give_back_memory();
     Ok(exported)
 }
 
@@ -81,11 +81,30 @@ enum Kind {
 }
 
 struct TokenizerJson<'a> {
-    json: &'a Json,
+    json: Json,
     tokenizer: &'a Tokenizer,
 }
 
-impl TokenizerJson<'_> {
+impl<'a> TokenizerJson<'a> {
+    /// Reads the file that `tokenizer` was loaded from.
+    fn read(tokenizer: &'a Tokenizer) -> Result<Self, TokenizerError> {
+        let path = &tokenizer.path;
+        let bytes = regular::read(path, MAX_FILE, "a tokenizer.json")?;
+        Ok(TokenizerJson { json: json::parse_strict(&bytes, path, MAX_FILE)?, tokenizer })
+    }
+
+    /// Exports the tokenizer, or says why GGUF cannot express it.
+    fn exported(&self, rows: usize, merged: bool) -> Result<Result<Exported, &'static str>, TokenizerError> {
+        let kind = match self.kind() {
+            Err(why) => return Ok(Err(why)),
+            Ok(Kind::SentencePiece { prefix: false, trim: false }) if merged => Kind::Merged,
+            Ok(kind) => kind,
+        };
+        let mut exported = self.export(&kind, rows)?;
+        exported.notes.extend(self.without_rows(rows));
+        Ok(Ok(exported))
+    }
+
     fn kind(&self) -> Result<Kind, &'static str> {
         let model = &self.json["model"];
         if model["type"].as_str().is_some_and(|ty| ty != "BPE") || !model["vocab"].is_object() {

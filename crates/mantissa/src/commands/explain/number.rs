@@ -89,6 +89,9 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             paragraph(out, 2, &format!("{}: {note}", format.scheme))?;
         }
     }
+    if let Some(text) = integer_rule(&report.formats) {
+        paragraph(out, 0, &text)?;
+    }
     let scaled = report.formats.iter().any(|format| format.scale.is_some());
     if scaled {
         let text = format!(
@@ -108,4 +111,25 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         2,
         &format!("measure it: mantissa cast weights.safetensors --scheme {example} --out out.safetensors"),
     )
+}
+
+/// Says how the default rule scales symmetric integers, whose largest value is none of the block's.
+fn integer_rule(formats: &[Anatomy]) -> Option<String> {
+    let bits = |format: &Anatomy| {
+        let symmetric = !format.scheme.contains("-asym") && !format.scheme.contains(':');
+        let rest = format.scheme.strip_prefix("int").filter(|_| symmetric && format.scale.is_some())?;
+        rest.split('-').next()?.parse::<u32>().ok()
+    };
+    let scales: Vec<_> = formats.iter().filter_map(bits).filter(|bits| (2..=8).contains(bits)).collect();
+    let shown = |less: f64| {
+        let of = |bits: &u32| format!("amax/{} (int{bits})", (f64::from(1u32 << bits) - less) / 2.0);
+        scales.iter().map(of).collect::<Vec<_>>().join(", ")
+    };
+    (!scales.is_empty()).then(|| {
+        format!(
+            "Integers: the default rule, full, takes the scale {}, so that both ends of the range are used and the block's largest value lies half a step beyond its code; :restricted takes {}.",
+            shown(1.0),
+            shown(2.0)
+        )
+    })
 }

@@ -70,7 +70,7 @@ pub struct Args {
     /// fits]
     #[arg(long, value_name = "SCHEME", value_parser = kv)]
     pub(super) kv: Option<Kv>,
-    /// Memory beside the GPU, such as 90GB/s
+    /// Speed (and size) of the memory beside the GPU: 90GB/s
     ///
     /// Read bandwidth, or bandwidth=90GB/s,memory=64GB. Layers of a GGUF file that do not fit the GPU are read from there.
     /// [default: 89.6 GB/s, two channels of DDR5-5600]
@@ -134,6 +134,17 @@ pub enum What {
     Lora,
     /// Low-rank adapters on NF4 weights
     Qlora,
+}
+
+impl What {
+    /// Returns the name of the adapter.
+    pub(super) fn adapter(self) -> Option<&'static str> {
+        match self {
+            What::Full => None,
+            What::Lora => Some("lora"),
+            What::Qlora => Some("qlora"),
+        }
+    }
 }
 
 /// Flags of training.

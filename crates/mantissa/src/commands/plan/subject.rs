@@ -24,7 +24,7 @@ pub struct Subject {
     params: Option<String>,
     /// Hardware, such as h100 or rtx4090 [default: this CPU]
     ///
-    /// A name (mantissa plan --hardware list shows all); this (the limits of this CPU are measured, in a third of a
+    /// A name (mantissa plan --hardware list shows all); this (the limits of this CPU are measured, in about a
     /// second); a JSON report of mantissa bench; or figures: bandwidth=1008GB/s,memory=24GB,bf16=165TFLOPS with the
     /// dense rates of the other units (f32, f16, fp8, fp4, int8, int4) where there are any, name=, link=, maker= and sm=.
     #[arg(long, value_name = "NAME", default_value = super::device::THIS, hide_default_value = true)]

@@ -23,8 +23,7 @@ pub fn run(asked: &Asked<'_>, what: What, context: &Context) -> Result<()> {
         zero: Zero::stage(args.training.zero).unwrap_or_default(),
         recompute: if args.training.store_scores { Recompute::Nothing } else { Recompute::Scores },
     };
-    let adapters = what != What::Full;
-    let answer = train(asked.shape, asked.device, &run, args.training.rank, adapters, asked.memory());
+    let answer = train(asked.shape, asked.device, &run, args.training.rank, what.adapter(), asked.memory());
     if let Some(file) = &args.html {
         page::training(asked, &run, &answer).write(&context.output(file)?)?;
     }

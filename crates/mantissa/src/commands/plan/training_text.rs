@@ -5,8 +5,10 @@ use std::io::{self, Write};
 use mantissa_plan::recommend::TrainAnswer;
 use mantissa_plan::training::{Run, Zero};
 
+use super::args::What;
 use super::asked::Asked;
 use super::text;
+use crate::commands::next_steps::quoted;
 use crate::output::{Align, Table, bytes, labelled, paragraph};
 
 /// Returns the table of recipes.
@@ -14,7 +16,7 @@ pub fn table(answer: &TrainAnswer) -> Table {
     let right = Align::Right;
     let mut table = Table::new([
         ("recipe", Align::Left),
-        ("bytes/param", right),
+        ("bytes/trained param", right),
         ("mantissa train", right),
         ("state", right),
         ("activations", right),
@@ -79,16 +81,22 @@ pub(super) fn print(
     let speed =
         format!("{} tokens/s on one device with 16-bit products", text::interval(answer.tokens_per_s));
     labelled(out, "speed", &speed)?;
-    labelled(
-        out,
-        "measure",
-        "mantissa train --init small --data text.txt > run.toml; mantissa train run.toml --dry-run",
-    )?;
+    labelled(out, "measure", &measures(asked))?;
     match &asked.args.html {
         // Not wrapped, to be copied.
         Some(file) => writeln!(out, "page        {}", file.display()),
         None => Ok(()),
     }
+}
+
+/// Returns the command that states the memory of such a run.
+fn measures(asked: &Asked<'_>) -> String {
+    let Some(adapter) = asked.args.train.and_then(What::adapter) else {
+        return "mantissa train --init small --data text.txt > run.toml; mantissa train run.toml --dry-run"
+            .to_owned();
+    };
+    let model = asked.args.subject.model().map_or_else(|| "MODEL".to_owned(), |model| quoted(model.typed()));
+    format!("mantissa finetune {model} --adapter {adapter} --data FILE.jsonl --out DIR --dry-run")
 }
 
 /// Names the choice.

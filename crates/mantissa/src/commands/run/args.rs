@@ -82,7 +82,7 @@ pub struct Args {
     /// Sampling temperature; 0 is greedy [default: 0]
     ///
     /// In a chat, the model's own where it states one; so the options below.
-    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, alias = "temp", value_name = "T", allow_negative_numbers = true, help_heading = "Sampling")]
     temperature: Option<f32>,
     /// Take the most probable tokens, as --temperature 0
     #[arg(long, conflicts_with = "temperature", help_heading = "Sampling")]
@@ -123,7 +123,14 @@ pub struct Args {
     ///
     /// At most the model's context, which is the default; of a conversation that is 8192 if the model has more. Memory for
     /// it is planned at the start.
-    #[arg(short, long, value_name = "TOKENS", help_heading = "Prompt", hide_short_help = true)]
+    #[arg(
+        short,
+        long,
+        alias = "ctx-size",
+        value_name = "TOKENS",
+        help_heading = "Prompt",
+        hide_short_help = true
+    )]
     context: Option<usize>,
     /// Kernels that run the model [default: fast]
     ///

@@ -131,7 +131,9 @@ impl Loaded {
         if let Some(policy) = policy {
             model.set_kv(policy)?;
         }
-        Ok(Loaded { draft, model, sizes, parts: parts(&needs), predicted })
+        let rest = predicted.saturating_sub(needs.weights).saturating_sub(needs.beside_weights());
+        let parts = format!("{}, tokenizer and program {}", parts(&needs), bytes(rest));
+        Ok(Loaded { draft, model, sizes, parts, predicted })
     }
 
     /// Plans the session.

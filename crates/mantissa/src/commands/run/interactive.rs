@@ -22,6 +22,8 @@ const COMMANDS: [(&[&str], &str, Line); 3] = [
     (&["/clear"], "forget all messages but the system's", Line::Clear),
     (&["/help", "/?"], "list these commands", Line::Help),
 ];
+/// Command that sets the temperature, before its value.
+const SET: &str = "/set temperature";
 /// Hint on how to leave, after Ctrl-C.
 const LEAVE: &str = "Ctrl-C again or /bye ends the conversation";
 /// Longest message in bytes.
@@ -38,11 +40,11 @@ pub(super) fn run(
     if !context.prints_text() {
         return Err(BadInput::new("--interactive", "--json", "one of both").into());
     }
-    let hint = "fix: leave out --interactive";
+    let hint = "leave out --interactive, or name one: --chat-template NAME";
     let template = render_chat::template(args.model.named(), tokenizer, hint)?;
     let limit = args.longest(files, context)?;
     let terminal = io::stdin().is_terminal();
-    let sampling = sampling(args, files, context);
+    let mut sampling = sampling(args, files, context);
     let (prompt, longest) = longest_turn(args, sampling, limit);
     let sizes = (prompt, &longest);
     let loaded = match engine {
@@ -72,6 +74,11 @@ pub(super) fn run(
             }
             Line::Help => {
                 help().iter().for_each(|line| context.note(line));
+                continue;
+            }
+            Line::Temperature(temperature) => {
+                sampling.temperature = temperature;
+                context.note(&format!("temperature {temperature} from the next answer on"));
                 continue;
             }
             Line::Unknown(word) => {
@@ -190,13 +197,17 @@ enum Line {
     Clear,
     Help,
     End,
+    /// The sampling temperature of the next answers.
+    Temperature(f32),
     /// A word that looks like a command and is none.
     Unknown(String),
 }
 
 /// Describes the commands, one per line.
 fn help() -> Vec<String> {
-    COMMANDS.iter().map(|(words, meaning, _)| format!("{}: {meaning}", words.join(", "))).collect()
+    let set = format!("{SET} T: sample the next answers at temperature T; 0 is greedy");
+    let named = COMMANDS.iter().map(|(words, meaning, _)| format!("{}: {meaning}", words.join(", ")));
+    named.chain([set]).collect()
 }
 
 /// Reads the next line that is not empty. Asks for it on a terminal.
@@ -224,6 +235,10 @@ fn parse(line: &str) -> Option<Line> {
     let word = text.split_whitespace().next()?;
     if let Some((.., command)) = COMMANDS.iter().find(|(words, ..)| words.contains(&text)) {
         return Some(command.clone());
+    }
+    let temperature = text.strip_prefix(SET).and_then(|value| value.trim().parse::<f32>().ok());
+    if let Some(temperature) = temperature.filter(|t| (0.0..=100.0).contains(t)) {
+        return Some(Line::Temperature(temperature));
     }
     let name = line.strip_prefix('/').and_then(|_| word.strip_prefix('/'));
     let is_command = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic());
@@ -269,6 +284,10 @@ mod tests {
             Some(Line::Unknown(text)) => unknown(&text),
             _ => String::new(),
         };
+        for (line, set) in [("/set temperature 0.7\n", 0.7), ("/set temperature 0\n", 0.0)] {
+            assert!(matches!(parse(line), Some(Line::Temperature(t)) if t == set), "{line}");
+        }
+        assert!(matches!(parse("/set temperature warm\n"), Some(Line::Unknown(_))));
         assert!(said("/set system x\n").starts_with("unknown command /set; /help lists commands"));
         assert!(said("/exti\n").starts_with("unknown command /exti; "));
         assert!(said("/clear it\n").starts_with("/clear takes no more words; "));

@@ -102,7 +102,7 @@ pub struct Args {
     /// Longest sequence in tokens [default: up to 8192]
     ///
     /// Prompt and answer together; without the option, the context of the model or 8192, the smaller one. Memory for --parallel such sequences is planned at the start.
-    #[arg(short, long, value_name = "TOKENS", help_heading = "Limits")]
+    #[arg(short, long, alias = "ctx-size", value_name = "TOKENS", help_heading = "Limits")]
     context: Option<usize>,
     /// Most tokens of a step, prompts included
     ///
