@@ -73,7 +73,11 @@ fn every_engine_has_a_choice_that_its_rules_accept() {
     // The file is what the preview says, and the engine's rules hold for it as written.
     let out = temp.path().join("m.gguf");
     let arguments = ["quantize", "demo", "--for", "llama.cpp", "--bits", "8", "--out", text(&out), "--quiet"];
-    assert!(succeed(&arguments).contains("next        llama-cli -m "));
+    let said = succeed(&arguments);
+    for next in ["llama-cli -m ", "echo 'FROM ", &format!("mantissa run {} ", text(&out)), "mantissa report "]
+    {
+        assert!(said.contains(&format!("next        {next}")), "{next}: {said}");
+    }
     succeed(&["lint", text(&out), "--for", "llama.cpp", "--quiet"]);
 }
 
