@@ -44,7 +44,7 @@ impl NextSteps {
             next.push(command(&EngineTarget { engine: usual, tp: 1, gpu: None }));
         }
         if plan.container.is_one_file() && loads.contains(&Engine::LLAMA_CPP.title) {
-            next.push(ollama(out));
+            next.extend(ollama(out));
         }
         let own = command(&EngineTarget { engine: Engine::MANTISSA, tp: 1, gpu: None });
         if !next.contains(&own) {
@@ -83,13 +83,13 @@ pub fn serve(target: &EngineTarget, convention: &str, out: &Path) -> String {
 }
 
 /// Returns the commands that give Ollama the GGUF file at `out`, under its name in small letters.
-fn ollama(out: &Path) -> String {
+fn ollama(out: &Path) -> [String; 2] {
     let stem = out.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
     let kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let name: String = stem.chars().map(|c| if kept(c) { c } else { '-' }).collect();
     let from = if out.is_absolute() { out.to_owned() } else { Path::new(".").join(out) };
     let line = quoted(Path::new(&format!("FROM {}", from.display())));
-    format!("echo {line} > Modelfile && ollama create {name} -f Modelfile && ollama run {name}")
+    [format!("echo {line} > Modelfile"), format!("ollama create {name} -f Modelfile")]
 }
 
 /// Returns the command that loads a model in transformers and leaves it in an interactive Python: a folder, or a GGUF
@@ -145,9 +145,9 @@ mod tests {
 
     #[test]
     fn ollama_gets_the_file_by_a_modelfile() {
-        let made = "echo 'FROM ./a/My-Q4_K_M.gguf' > Modelfile && ollama create my-q4_k_m -f Modelfile && ollama run my-q4_k_m";
+        let made = ["echo 'FROM ./a/My-Q4_K_M.gguf' > Modelfile", "ollama create my-q4_k_m -f Modelfile"];
         assert_eq!(ollama(Path::new("a/My-Q4_K_M.gguf")), made);
-        assert!(ollama(Path::new("/m/x y.gguf")).starts_with("echo 'FROM /m/x y.gguf' > Modelfile"));
+        assert_eq!(ollama(Path::new("/m/x y.gguf"))[0], "echo 'FROM /m/x y.gguf' > Modelfile");
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn inference(asked: &Asked<'_>, context: &Context) -> Result<()> {
     let load = load(asked)?;
     let wish = Wish { engine: asked.args.engine, bits: asked.args.bits };
     let answer = recommend::answer_to(asked.shape, asked.device, &load, &wish);
-    let at_hand = AtHand::of(asked, &answer)?;
+    let at_hand = AtHand::of(asked, &load);
     if let Some(file) = &asked.args.html {
         page::inference(asked, &load, &answer).write(&context.output(file)?)?;
     }

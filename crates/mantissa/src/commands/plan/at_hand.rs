@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
-use mantissa_plan::recommend::{Answer, Row};
+use mantissa_plan::recommend::{Load, Row, Wish, evaluate};
 use mantissa_quant::Quality;
 use mantissa_quant::recipe::FILE_TYPES;
 use mantissa_store::convention::ModelFiles;
@@ -24,41 +23,43 @@ pub(super) struct AtHand {
     pub(super) bytes: u64,
     /// True if it fits as it stands.
     pub(super) fits: bool,
-    /// Precision of the rows that it has, if one of them.
+    /// Precision that it has, if it is one of those that are planned.
     pub(super) precision: Option<&'static str>,
+    /// Row of that precision.
+    #[serde(skip)]
+    row: Option<Row>,
 }
 
 impl AtHand {
-    /// Describes the model of the question; `None` for one that is not quantized, or for a size or a config alone.
-    ///
-    /// # Errors
-    /// A quality report that is malformed.
-    pub(super) fn of(asked: &Asked<'_>, answer: &Answer) -> Result<Option<Self>> {
-        let Some(place) = asked.args.subject.model() else { return Ok(None) };
+    /// Describes the model of the question under `load`; `None` for one that is not quantized, or for a size or a config
+    /// alone.
+    pub(super) fn of(asked: &Asked<'_>, load: &Load) -> Option<Self> {
+        let place = asked.args.subject.model()?;
         // A config without weights says nothing about them.
-        let Ok(files) = model::open_quietly(place) else { return Ok(None) };
-        let Some(Named { name, recipe }) = named(place, &files)? else { return Ok(None) };
+        let files = model::open_quietly(place).ok()?;
+        let Named { name, recipe } = named(place, &files)?;
         let is_it = |row: &&Row| {
             let precision = &row.precision;
-            let typed =
-                precision.convention == files.convention_name() && precision.name.eq_ignore_ascii_case(&name);
-            typed || recipe.as_deref().is_some_and(|recipe| precision.recipe == Some(recipe))
+            let same = precision.name.eq_ignore_ascii_case(&name);
+            (same && precision.convention == files.convention_name())
+                || recipe.as_deref().is_some_and(|recipe| precision.recipe == Some(recipe))
         };
-        let row = answer.rows.iter().find(is_it);
+        // Whatever engine or bits the choice is restricted to.
+        let rows = evaluate(asked.shape, asked.device, load, &Wish::default());
+        let row = rows.iter().find(is_it).cloned();
         let size = files.checkpoint().stored_bytes();
         let memory = asked.memory().unwrap_or_else(|| asked.device.available());
         // The caches and activations of any row, beside the bytes of the model.
-        let others =
-            answer.rows.first().map_or(0.0, |row| row.least.bytes.total() - row.least.bytes.weights());
+        let others = rows.first().map_or(0.0, |row| row.least.bytes.total() - row.least.bytes.weights());
         let fits = size as f64 / asked.args.devices as f64 + others <= memory;
-        Ok(Some(AtHand { name, bytes: size, fits, precision: row.map(|row| row.precision.name) }))
+        let precision = row.as_ref().map(|row| row.precision.name);
+        Some(AtHand { name, bytes: size, fits, precision, row })
     }
 
     /// Says what it is and how it runs.
-    pub(super) fn words(&self, answer: &Answer, place: &ModelPath) -> String {
+    pub(super) fn words(&self, place: &ModelPath) -> String {
         let fits = if self.fits { "fits as it stands" } else { "does not fit" };
-        let row = answer.rows.iter().find(|row| Some(row.precision.name) == self.precision);
-        let speed = row.filter(|_| self.fits).map_or_else(String::new, |row| {
+        let speed = self.row.as_ref().filter(|_| self.fits).map_or_else(String::new, |row| {
             format!(", decodes {} tok/s (predicted)", interval(row.decode.tokens_per_s))
         });
         let run = if self.fits { format!("; mantissa run {}", quoted(place.typed())) } else { String::new() };
@@ -83,17 +84,17 @@ struct Named {
 }
 
 /// Names a quantized model; `None` if it is not quantized.
-fn named(place: &Path, files: &ModelFiles) -> Result<Option<Named>> {
+fn named(place: &Path, files: &ModelFiles) -> Option<Named> {
     if let Some(gguf) = files.gguf() {
         let number = gguf.metadata().get("general.file_type").and_then(mantissa_store::gguf::Value::as_u64);
         let ty = FILE_TYPES.into_iter().find(|ty| Some(u64::from(ty.number)) == number);
-        return Ok(ty.map(|ty| Named { name: ty.name.to_uppercase(), recipe: None }));
+        return ty.map(|ty| Named { name: ty.name.to_uppercase(), recipe: None });
     }
     if !files.is_quantized() {
-        return Ok(None);
+        return None;
     }
-    let recipe = Quality::read(place)?.map(|quality| quality.recipe);
+    let recipe = Quality::read(place).ok().flatten().map(|quality| quality.recipe);
     let format = files.convention_name();
     let name = recipe.as_ref().map_or_else(|| format.to_owned(), |recipe| format!("{recipe} in {format}"));
-    Ok(Some(Named { name, recipe }))
+    Some(Named { name, recipe })
 }

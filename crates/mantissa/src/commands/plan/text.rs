@@ -112,7 +112,7 @@ pub(super) fn inference(
 ) -> io::Result<()> {
     paragraph(out, 0, &asked.title())?;
     if let (Some(at_hand), Some(place)) = (at_hand, asked.args.subject.model()) {
-        labelled(out, "at hand", &at_hand.words(answer, place))?;
+        labelled(out, "at hand", &at_hand.words(place))?;
     }
     let tokens =
         if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
