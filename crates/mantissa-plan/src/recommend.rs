@@ -341,7 +341,7 @@ mod tests {
         assert!(line.starts_with("batch: the memory ends at ") && line.contains("8192 tokens"), "{line}");
         assert!(!line.contains("only saves memory"), "{line}");
         assert!(batch("rtx4060", 8192).contains("the memory ends at "), "{}", batch("rtx4060", 8192));
-        let line = batch("h100", 512);
+        let line = batch("h100", 256);
         assert!(line.contains("sequences of") && line.contains("only saves memory"), "{line}");
     }
 

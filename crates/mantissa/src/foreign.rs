@@ -205,11 +205,7 @@ const FLAGS: &[Flag] = &[
     (&["plan"], &["num-gpus", "gpus", "tensor-parallel-size", "tp"], "--devices N"),
     (&["plan"], &["batch-size", "bs"], "--batch N"),
     (&["lint", "plan", "quantize", "fit", "recipes"], &["engine", "backend", "target"], "--for ENGINE"),
-    (
-        &["inspect", "verify", "doctor", "report", "eval"],
-        &["for", "engine"],
-        "mantissa lint MODEL --for ENGINE",
-    ),
+    (&["inspect", "verify", "doctor", "report"], &["for", "engine"], "mantissa lint MODEL --for ENGINE"),
     (&["report"], &["card", "model-card", "markdown", "md"], "mantissa compare MODEL OUTPUT --markdown=FILE"),
     (&["pull"], &["token"], "the variable HF_TOKEN"),
     (&["pull"], &["quant"], "the name: mantissa pull org/name:Q4_K_M"),

@@ -32,6 +32,11 @@ pub fn line(error: &clap::Error, arguments: &[OsString], program: &Command) -> S
 /// Returns the command with its options for a line in the order of `llama-quantize`: model, output, type, threads; `None` if it
 /// is not in that order.
 fn in_order(error: &clap::Error, arguments: &[OsString], program: &Command) -> Option<String> {
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };
+    // An option that is not known has another fix.
+    if typed.starts_with('-') {
+        return None;
+    }
     let found = named(arguments, program)?;
     let command = found.get_name();
     if error.kind() != ErrorKind::UnknownArgument || !["quantize", "convert"].contains(&command) {
