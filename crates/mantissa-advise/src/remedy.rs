@@ -5,7 +5,8 @@
 //! model has, then the order of `FORMATS`.
 
 use mantissa_num::{Affine, Code, Format, Scheme, Source, parse_activation, parse_weight};
-use mantissa_plan::contract::{EngineTarget, Input, Stored, Subject, lint};
+use mantissa_plan::contract::{EngineTarget, Input, Linear, Stored, Subject, lint};
+use mantissa_quant::recipe::Glob;
 use mantissa_quant::{Changes, Options, Plan, Recipe};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles, native};
@@ -37,6 +38,11 @@ pub enum Remedy {
         format: &'static str,
         /// True if this is the format that the recipe has by default.
         default: bool,
+    },
+    /// More layers left unquantized: those that run fused with unquantized ones.
+    Keep {
+        /// Patterns of their modules.
+        patterns: Vec<String>,
     },
     /// Fewer GPUs.
     Parallelism {
@@ -119,7 +125,8 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &EngineTarget, strict: 
             taken.then_some(Remedy::Quantize { recipe: label, format: candidate.format, default })
         })
     };
-    search.fewer_gpus().or_else(|| search.candidates().iter().find_map(tried))
+    let kept = || search.kept_together(&described);
+    kept().or_else(|| search.fewer_gpus()).or_else(|| search.candidates().iter().find_map(tried))
 }
 
 /// Finds what makes `target` accept a quantization of `source` like that by `recipe`, which its format cannot hold.
@@ -182,6 +189,38 @@ pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, targe
     Search { described, target: *target, strict: false }.passes(&candidate.applied(described))
 }
 
+/// Patterns that are still worth typing.
+const PATTERNS: usize = 6;
+
+/// Returns the shortest patterns that match `modules` and no other quantized layer of `described`; `None` if these are too
+/// many.
+fn patterns(modules: &[String], described: &Subject) -> Option<Vec<String>> {
+    let quantized = || described.linears.iter().filter(|linear| linear.stored.is_some());
+    let only = |pattern: &String| {
+        let pattern = Glob::parse(pattern);
+        pattern.is_ok_and(|glob| {
+            quantized().all(|linear| !glob.matches(&linear.module) || modules.contains(&linear.module))
+        })
+    };
+    let mut found: Vec<String> = Vec::new();
+    for module in modules {
+        let covered = found.iter().filter_map(|known| Glob::parse(known).ok());
+        if covered.into_iter().any(|glob| glob.matches(module)) {
+            continue;
+        }
+        let (parent, name) = module.rsplit_once('.').unwrap_or(("", module));
+        let numbered = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        // The number of an expert is no name of a block.
+        let block = parent.rsplit('.').find(|part| !numbered(part)).unwrap_or_default();
+        let between = if parent.ends_with(block) { "." } else { ".*." };
+        let starred: Vec<&str> =
+            module.split('.').map(|part| if numbered(part) { "*" } else { part }).collect();
+        let candidates = [format!("*{block}{between}{name}"), starred.join("."), module.clone()];
+        found.extend(candidates.into_iter().find(only));
+    }
+    (found.len() <= PATTERNS).then_some(found)
+}
+
 /// True if codes are floats, such as FP8.
 fn has_floats(format: &Format) -> bool {
     matches!(format, Format::Affine(Affine { code: Code::Float(_), .. }))
@@ -204,6 +243,22 @@ impl Search<'_> {
             Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..described.clone() };
         let report = lint(&bare, target);
         !report.fails() && (!self.strict || report.findings.is_empty())
+    }
+
+    /// Leaves layers of `described` unquantized that run fused with unquantized ones, if that is all that is wrong.
+    fn kept_together(&self, described: &Subject) -> Option<Remedy> {
+        let partners: Vec<String> =
+            described.fused_with_unquantized().into_iter().map(str::to_owned).collect();
+        if partners.is_empty() {
+            return None;
+        }
+        let mut kept = described.clone();
+        for linear in kept.linears.iter_mut().filter(|linear| partners.contains(&linear.module)) {
+            linear.stored = None;
+        }
+        let some_left = kept.linears.iter().any(|linear| linear.stored.is_some());
+        let passes = some_left && self.passes(&kept);
+        passes.then(|| patterns(&partners, described)).flatten().map(|patterns| Remedy::Keep { patterns })
     }
 
     /// Returns the largest smaller number of GPUs that is accepted, if that is all that is wrong.
@@ -283,7 +338,10 @@ impl RecipeCandidate {
         let stored =
             Stored { format: scheme.format, outer: None, input, act_order: false, multiplied: false };
         let mut applied = Subject { convention: self.format.to_owned(), ..described.clone() };
-        for linear in applied.linears.iter_mut().filter(|linear| linear.stored.is_some()) {
+        // Layers that run fused are quantized together.
+        let partners: Vec<String> = described.fused_with_quantized().into_iter().map(str::to_owned).collect();
+        let quantized = |linear: &&mut Linear| linear.stored.is_some() || partners.contains(&linear.module);
+        for linear in applied.linears.iter_mut().filter(quantized) {
             linear.stored = Some(stored.clone());
         }
         applied

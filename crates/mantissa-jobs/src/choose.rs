@@ -12,11 +12,12 @@ use mantissa_plan::parallel::Parallel;
 use mantissa_plan::precision::{CANDIDATES, Precision, SURPLUS, Suits, too_wide};
 use mantissa_plan::recommend::{Entry, Load, Row, Wish, best, evaluate};
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::recipe::spelled_out;
+use mantissa_quant::recipe::{spelled_out, unlike_preset};
 use mantissa_quant::{Options, Plan, QuantError, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
+use crate::calibration::Calibration;
 use crate::error::{BadInput, JobError, Result};
 use crate::host::Host;
 
@@ -323,9 +324,17 @@ fn unmeasured(search: &Search<'_>) -> Option<(&'static str, Container)> {
     pairs.next().map(|((recipe, _), container)| (recipe, container))
 }
 
-/// Prints what a recipe's short name stands for.
+/// Prints what a recipe's short name stands for, and how it differs from a preset of that name elsewhere.
 pub fn note_name(recipe: &str, host: &Host) {
     if let Some(full) = spelled_out(recipe) {
-        host.note(&format!("recipe {recipe} is {full}"));
+        let unlike = unlike_preset(recipe).map_or_else(String::new, |unlike| format!(": {unlike}"));
+        host.note(&format!("recipe {recipe} is {full}{unlike}"));
+    }
+}
+
+/// Prints that the built-in text calibrates, where `given` names no text and `used` has it.
+pub fn note_calibration(given: &Calibration, used: &Calibration, host: &Host) {
+    if given.is_empty() && used.is_text() {
+        host.note("calibration on the built-in text; --calibration TEXT takes one of your domain");
     }
 }

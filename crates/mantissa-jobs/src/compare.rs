@@ -93,8 +93,13 @@ impl CompareArguments {
     pub fn resolve(self) -> Result<Compare> {
         let mut candidates = Vec::new();
         for name in &self.recipes {
-            let recipe = RecipeText::read(name)?;
-            recipe.load()?;
+            let recipe = RecipeText::read(name).and_then(|recipe| recipe.load().map(|_| recipe));
+            let recipe = recipe.map_err(|error| match is_output(name) {
+                true => BadInput::new("--recipe", format!("{name}, a model"), "a recipe's name or file")
+                    .with_fix(format!("{name} without --recipe"))
+                    .into(),
+                false => error,
+            })?;
             candidates.push(CompareCandidate::Recipe(recipe));
         }
         candidates.extend(self.outputs.into_iter().map(CompareCandidate::Model));
@@ -117,6 +122,13 @@ impl CompareArguments {
             keep_outputs: self.keep_outputs,
         })
     }
+}
+
+/// True if `path` is a finished output: a folder with a config, or a GGUF file.
+fn is_output(path: &str) -> bool {
+    let path = Path::new(path);
+    path.join("config.json").is_file()
+        || (path.is_file() && path.extension().is_some_and(|end| end == "gguf"))
 }
 
 impl CompareCandidate {

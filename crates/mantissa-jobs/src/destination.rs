@@ -41,7 +41,9 @@ impl Destination {
             let fix = format!("--out {}, or --recipe q4_k_m for a GGUF file", folder.display());
             return Err(BadInput::new("--out", found, "a folder").with_fix(fix).into());
         }
-        Ok(Self::new(model, recipe.label(), container, out))
+        let destination = Self::new(model, recipe.label(), container, out);
+        destination.check_name()?;
+        Ok(destination)
     }
 
     /// Resolves the output of a conversion of `model`; `label` stands for the recipe in a file name.
@@ -54,7 +56,25 @@ impl Destination {
             let fix = format!("--out {}, or --format gguf", out.with_extension("").display());
             return Err(BadInput::new("--out", found, "a folder").with_fix(fix).into());
         }
-        Ok(Self::new(model, label, container, out))
+        let destination = Self::new(model, label, container, out);
+        destination.check_name()?;
+        Ok(destination)
+    }
+
+    /// Refuses a folder named like a file of weights.
+    fn check_name(&self) -> Result<()> {
+        const FILES: [&str; 4] = ["safetensors", "bin", "pt", "pth"];
+        let extension = self.path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        if self.container.is_one_file() || self.path.is_dir() || !FILES.contains(&extension) {
+            return Ok(());
+        }
+        let found =
+            format!("{}, the name of a file, for format {}", self.path.display(), self.container.name());
+        let fix = format!(
+            "--out {}, a folder with the weights and all other files",
+            self.path.with_extension("").display()
+        );
+        Err(BadInput::new("--out", found, "a folder").with_fix(fix).into())
     }
 
     fn new(model: &ModelPath, label: &str, container: Container, out: &Path) -> Self {

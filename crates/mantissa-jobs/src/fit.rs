@@ -13,9 +13,9 @@ mod windows;
 
 use std::path::PathBuf;
 
-use mantissa_quant::Outcome;
+use mantissa_quant::{Outcome, Plan};
 use mantissa_store::Kind;
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, ModelFiles};
 use serde::{Deserialize, Serialize};
 
 use crate::calibration::Calibration;
@@ -80,6 +80,10 @@ pub struct Fit {
 
 /// Result of a fit.
 pub struct FitReport {
+    /// Source of the quantization.
+    pub source: ModelFiles,
+    /// Plan of the quantization by the choice.
+    pub plan: Plan,
     /// Outcome of the quantization by the choice.
     pub outcome: Outcome,
     /// Checkpoint format of the output.

@@ -72,6 +72,27 @@ pub fn check_plan<'a>(
     refuse(&reports)
 }
 
+/// Describes the engines that load the output of `whole` but not that of `plan`, which leaves more layers unquantized;
+/// `None` if none is lost.
+pub(crate) fn lost(
+    plan: &Plan,
+    whole: &Plan,
+    source: &ModelFiles,
+    remedies: &dyn Remedies,
+) -> Option<String> {
+    let (subject, before) = (subject::of_plan(plan, source), subject::of_plan(whole, source));
+    let target = |engine| EngineTarget { engine, tp: 1, gpu: None };
+    let is_lost = |target: &EngineTarget| !lint(&before, target).fails() && lint(&subject, target).fails();
+    let lost: Vec<EngineTarget> = ENGINES.into_iter().map(target).filter(is_lost).collect();
+    let first = lost.first()?;
+    let mut report = lint(&subject, first);
+    remedies.of_plan(&mut report, first, plan, source);
+    let finding = report.findings.first()?;
+    let titles: Vec<_> = lost.iter().map(|target| target.engine.title).collect();
+    let verb = if titles.len() == 1 { "does" } else { "do" };
+    Some(format!("--keep: {} {verb} not load the output: {}", titles.join(", "), line(finding)))
+}
+
 /// True if every target would run the output of `plan`.
 pub(crate) fn loads<'a>(
     plan: &Plan,

@@ -275,6 +275,11 @@ impl ModelPath {
         self.embedded
     }
 
+    /// True if texts can be tokenized: by a file of the folder, or by the keys of a GGUF file.
+    pub fn has_tokenizer(&self) -> bool {
+        self.at.is_file() || self.at.join("tokenizer.json").is_file()
+    }
+
     /// True if no model is named.
     pub fn is_unnamed(&self) -> bool {
         self.named.as_os_str().is_empty()

@@ -89,7 +89,12 @@ pub trait Gauge: Send + Sync {
         let _ = next;
     }
 
-    /// Marks `n` units as done before; they do not count for the rate.
+    /// Names the predicted seconds of this stretch of work, which its remaining time follows until enough is done.
+    fn expect(&self, seconds: f64) {
+        let _ = seconds;
+    }
+
+    /// Marks `n` units as done before; they and the time so far do not count for the rate.
     fn begin_at(&self, n: u64);
 
     /// Sets the number of units done.
@@ -129,7 +134,12 @@ impl Meter {
         self.0.followed_by(next.as_ref());
     }
 
-    /// Marks `n` units as done before; they do not count for the rate.
+    /// Names the predicted seconds of this stretch of work, which its remaining time follows until enough is done.
+    pub fn expect(&self, seconds: f64) {
+        self.0.expect(seconds);
+    }
+
+    /// Marks `n` units as done before; they and the time so far do not count for the rate.
     pub fn begin_at(&self, n: u64) {
         self.0.begin_at(n);
     }

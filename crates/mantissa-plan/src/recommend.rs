@@ -15,7 +15,7 @@ use crate::contract::Engine;
 use crate::hardware::Device;
 use crate::precision::{CANDIDATES, Precision};
 use crate::shape::ModelShape;
-use row::{choose, fastest, row, shown};
+use row::{choose, row, shown};
 
 pub use choice::{Entry, best};
 pub use loads::{Loads, Refusal, loads};
@@ -43,9 +43,9 @@ pub struct Recommendation {
     /// Precision whose split with the host decodes fastest, where nothing fits the GPU alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<&'static str>,
-    /// Fastest precision for prompts alone.
+    /// Best precision for prompts alone: the choice, unless another is faster.
     pub prefill: Option<&'static str>,
-    /// Fastest precision for decoding alone.
+    /// Best precision for decoding alone, likewise.
     pub decode: Option<&'static str>,
     /// Reasons.
     pub reasons: Vec<String>,
@@ -129,7 +129,9 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
         None => &rows,
     };
     let chosen = choose(choices, max_kl, |row| row.seconds);
-    let phase = |cost: fn(&Row) -> f64| fastest(choices, max_kl, cost).map(|row| row.precision.name);
+    let phase = |speed: fn(&Row) -> f64| {
+        reasons::of_phase(choices, max_kl, chosen, speed).map(|row| row.precision.name)
+    };
     let split = offload::fastest_split(&rows, max_kl).filter(|_| chosen.is_none());
     let recommendation = Recommendation {
         precision: chosen.map(|row| row.precision.name),
@@ -138,8 +140,8 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
         bits: chosen.map(|row| row.precision.nominal),
         kv: chosen.map(|row| row.kv.name),
         split: split.map(|(row, _)| row.precision.name),
-        prefill: phase(|row| 1.0 / row.prefill.tokens_per_s[1]),
-        decode: phase(|row| 1.0 / row.decode.tokens_per_s[1]),
+        prefill: phase(reasons::prompts),
+        decode: phase(reasons::decoding),
         reasons: reasons::reasons(shape, device, load, &rows, chosen, max_kl),
         changes: reasons::changes(shape, device, load, &rows, chosen, max_kl),
     };
@@ -324,6 +326,41 @@ mod tests {
         assert_eq!(of(&whole, "exllamav2", 4), ("gptq-int4-g128", "exl2"));
         assert_eq!(of(&whole, "llama.cpp", 5), ("q5_k_m", "gguf"));
         assert_eq!(of(&whole, "sglang", 3), ("", ""));
+    }
+
+    /// 73 sequences of 8192 tokens fit an H100 beside an 8 B model in int4; the batch from which on its bits no longer count,
+    /// 114, does not.
+    #[test]
+    fn a_batch_beyond_the_memory_is_not_named() {
+        let batch = |device: &str, context: u64| {
+            let found = recommended("8B", device, Load { context, prefill: context / 2, ..load() });
+            let changes = found.recommendation.changes;
+            changes.into_iter().find(|line| line.contains("batch")).unwrap_or_default()
+        };
+        let line = batch("h100", 8192);
+        assert!(line.starts_with("batch: the memory ends at ") && line.contains("8192 tokens"), "{line}");
+        assert!(!line.contains("only saves memory"), "{line}");
+        assert!(batch("rtx4060", 8192).contains("the memory ends at "), "{}", batch("rtx4060", 8192));
+        let line = batch("h100", 256);
+        assert!(line.contains("sequences of") && line.contains("only saves memory"), "{line}");
+    }
+
+    /// A phase names another precision than the choice only where that is faster.
+    #[test]
+    fn phases_name_what_is_faster() {
+        for (model, device) in [("8B", "rtx4060"), ("8B", "h100"), ("32B", "rtx4090"), ("0.5B", "m4-max")] {
+            let found = recommended(model, device, Load { context: 8192, ..load() });
+            let choice = &found.recommendation;
+            let chosen = found.chosen().unwrap();
+            for (named, speed) in
+                [(choice.prefill, reasons::prompts as fn(&Row) -> f64), (choice.decode, reasons::decoding)]
+            {
+                let row = found.rows.iter().find(|row| Some(row.precision.name) == named).unwrap();
+                let other = row.precision.name != chosen.precision.name;
+                assert!(!other || speed(row) > 1.02 * speed(chosen), "{model} on {device}: {named:?}");
+            }
+            assert!(!choice.changes.iter().any(|line| line.contains("as now")), "{:?}", choice.changes);
+        }
     }
 
     #[test]

@@ -261,7 +261,7 @@ fn read(files: &Arc<ModelFiles>, info: TensorInfo) -> ComputedTensor {
 fn dequantized_notes(files: &ModelFiles) -> Vec<String> {
     let mut notes = files.notes();
     notes.push(format!(
-        "the source is quantized ({}): its dequantized weights are the reference, without its quantization of inputs and KV cache",
+        "the source is quantized ({}): its dequantized weights are the reference, without its quantization of inputs and KV cache; they are f32, and so are scales that have the dtype of the weights",
         files.convention_name()
     ));
     notes

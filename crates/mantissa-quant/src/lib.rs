@@ -84,7 +84,7 @@ pub use journal::{Start, key as plan_key};
 pub use measure::figures::Evaluation;
 pub use measure::tasks::{TaskRun, TaskRuns};
 pub use plan::{Check, MethodShare, Options, Plan, PlannedLinear, TableSize, WeightJob};
-pub use progress::Progress;
+pub use progress::{Progress, RESUMED};
 pub use quality::{
     CommandLine, Coverage, Digests, Figures, InputCoverage, Kept, QUALITY_NAME, Quality, QuantizedShare,
     Recorded, SchemeShare, TaskScore, TokenSet, Traffic, quality_path, signature_path,

@@ -2,6 +2,9 @@
 
 use std::ops::ControlFlow;
 
+/// Step of a layer that an earlier run has finished, as [`Progress::tensor`].
+pub const RESUMED: &str = "layers of an earlier run";
+
 /// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {

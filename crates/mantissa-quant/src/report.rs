@@ -42,3 +42,17 @@ pub struct LayerReport {
     #[serde(flatten)]
     pub error: ErrorReport,
 }
+
+impl LayerReport {
+    /// Returns the squared output error on the calibration inputs, relative to RTN, which has 1; `None` if no method was
+    /// compared with RTN.
+    pub fn error_vs_rtn(&self) -> Option<f64> {
+        self.judged.map(|judged| judged.solved / judged.nearest)
+    }
+
+    /// Returns the error by which reports rank layers: that of outputs `by_output`, where a layer without one is RTN's,
+    /// else that of weights.
+    pub fn ranked_error(&self, by_output: bool) -> f64 {
+        if by_output { self.error_vs_rtn().unwrap_or(1.0) } else { self.error.relative_error }
+    }
+}

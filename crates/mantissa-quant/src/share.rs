@@ -12,6 +12,9 @@ use crate::quality::{Kept, QuantizedShare, SchemeShare};
 use crate::stacks::only_fused;
 use crate::unused;
 
+/// Reason of a module that a pattern of `--keep` or of the recipe names.
+const ASKED: &str = "--keep or the recipe names it";
+
 /// Share of the linear layers that a recipe covers that must be quantized.
 const LEAST: f64 = 0.95;
 
@@ -85,7 +88,7 @@ impl Plan {
     /// Reason why a linear layer stays, and true if the recipe covers it nevertheless.
     fn why_kept(&self, info: &LinearInfo) -> (String, bool) {
         if self.keeps(&info.module) {
-            return ("kept by the recipe".to_owned(), false);
+            return (ASKED.to_owned(), false);
         }
         if self.container.facts().experts == Experts::Stacked && !only_fused(info) {
             return (format!("{} holds experts only", self.container.name()), false);
@@ -106,6 +109,7 @@ impl Plan {
                 self.gguf.is_some() || tables.into_iter().any(|table| table.info.module == module)
             };
             let why = match info.role {
+                Role::Embedding | Role::Head if !quantized() && self.keeps(module) => ASKED,
                 Role::Side { kind: SideKind::Router, .. } => "router: engines read it unquantized",
                 Role::Side { kind: SideKind::ToExperts | SideKind::FromExperts, .. } => {
                     "latent of experts: published recipes leave it unquantized"

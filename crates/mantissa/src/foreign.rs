@@ -82,6 +82,7 @@ const FLAGS: &[Flag] = &[
     (&["quantize", "fit"], &["imatrix-file"], "--calibration TEXT, or the file of mantissa imatrix"),
     (&["fit"], &["bpw", "target-bpw", "target-bits", "size", "effective-bits"], "--budget 4.5bpw or 6GB"),
     (&["fit"], &["recipe", "recipes"], "--schemes and --method (mantissa fit --help)"),
+    (&["fit"], &["dry-run"], "nothing: mantissa quantize MODEL --recipe NAME --dry-run previews one recipe"),
     (&["convert"], &["outtype", "to", "type", "output-format"], "--format NAME"),
     (
         &["convert"],
@@ -195,7 +196,9 @@ const FLAGS: &[Flag] = &[
     ),
     (&["plan"], &["num-gpus", "gpus", "tensor-parallel-size", "tp"], "--devices N"),
     (&["plan"], &["batch-size", "bs"], "--batch N"),
-    (&["lint", "plan", "quantize", "fit"], &["engine", "backend", "target"], "--for ENGINE"),
+    (&["lint", "plan", "quantize", "fit", "recipes"], &["engine", "backend", "target"], "--for ENGINE"),
+    (&["inspect", "verify", "doctor", "report"], &["for", "engine"], "mantissa lint MODEL --for ENGINE"),
+    (&["report"], &["card", "model-card", "markdown", "md"], "mantissa compare MODEL OUTPUT --markdown=FILE"),
     (&["pull"], &["token"], "the variable HF_TOKEN"),
     (&["pull"], &["quant"], "the name: mantissa pull org/name:Q4_K_M"),
     // torchtune, axolotl, peft, transformers.
@@ -259,6 +262,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["sensitivity", "sensitivities", "layer-sensitivity"],
         "mantissa fit MODEL --budget 4.5bpw --text TEXT --out DIR --layers: the KL of each unit alone",
     ),
+    (&["card", "model-card", "modelcard"], "mantissa compare MODEL OUTPUT --markdown=README.md"),
 ];
 
 /// Returns what stands for the flag `typed`, with its hyphens and perhaps a value, in `command`.

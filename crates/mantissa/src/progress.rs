@@ -1,7 +1,7 @@
 //! Progress display: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use console::Term;
@@ -33,7 +33,10 @@ impl mantissa_jobs::Progress for Terminal {
     fn start(&self, total: u64, unit: Unit, status: bool) -> Box<dyn Gauge> {
         match (self.quiet, terminal()) {
             (true, _) => Box::new(Silent),
-            (false, Some(columns)) => Box::new(Bar(bar(total, unit, columns, status))),
+            (false, Some(columns)) => {
+                let pace = Arc::new(Mutex::new(Pace::new(total)));
+                Box::new(Bar(bar((total, unit), columns, status, &pace), pace))
+            }
             (false, None) => Box::new(Log(Mutex::new(Lines::new(total, unit)))),
         }
     }
@@ -63,8 +66,48 @@ impl mantissa_jobs::Progress for Terminal {
     }
 }
 
+/// Time that a stretch of work takes, by what is done and by its prediction.
+struct Pace {
+    total: u64,
+    /// Units done before the time counts.
+    before: u64,
+    start: Instant,
+    /// Predicted seconds of the units that are not done before.
+    expected: Option<f64>,
+}
+
+/// Share of the work from which on its pace alone decides the remaining time.
+const DECISIVE: f64 = 0.25;
+
+impl Pace {
+    fn new(total: u64) -> Self {
+        Pace { total, before: 0, start: Instant::now(), expected: None }
+    }
+
+    /// Returns the seconds left with `done` units done at `now`; `None` if neither pace nor prediction is known.
+    fn left(&self, done: u64, now: Instant) -> Option<f64> {
+        let (here, all) = (done.saturating_sub(self.before), self.total.saturating_sub(self.before));
+        let seconds = now.saturating_duration_since(self.start).as_secs_f64();
+        if self.total == 0 || all == 0 {
+            return None;
+        }
+        let share = here as f64 / all as f64;
+        let measured = (share > 0.0 && seconds > 0.0).then(|| seconds / share);
+        let whole = match (measured, self.expected) {
+            (Some(measured), Some(expected)) => {
+                let weight = (share / DECISIVE).min(1.0);
+                weight * measured + (1.0 - weight) * expected
+            }
+            (Some(measured), None) => measured,
+            // Nothing is done yet: what the prediction leaves.
+            (None, expected) => return expected.map(|expected| (expected - seconds).max(0.0)),
+        };
+        Some(whole * (1.0 - share))
+    }
+}
+
 /// Bar on a terminal.
-struct Bar(ProgressBar);
+struct Bar(ProgressBar, Arc<Mutex<Pace>>);
 
 impl Gauge for Bar {
     fn message(&self, text: &str) {
@@ -75,7 +118,14 @@ impl Gauge for Bar {
         self.0.set_message(line(text));
     }
 
+    fn expect(&self, seconds: f64) {
+        lock(&self.1).expected = Some(seconds);
+    }
+
     fn begin_at(&self, n: u64) {
+        let mut pace = lock(&self.1);
+        (pace.before, pace.start) = (n, Instant::now());
+        drop(pace);
         self.0.set_position(n);
         self.0.reset_eta();
     }
@@ -113,9 +163,15 @@ impl Gauge for Log {
         text.clone_into(&mut lock(&self.0).message);
     }
 
+    fn expect(&self, seconds: f64) {
+        lock(&self.0).pace.expected = Some(seconds);
+    }
+
     fn begin_at(&self, n: u64) {
         let mut lines = lock(&self.0);
-        (lines.before, lines.done) = (n, n);
+        let now = Instant::now();
+        (lines.pace.before, lines.pace.start) = (n, now);
+        lines.set(n, now);
     }
 
     fn set(&self, n: u64) {
@@ -135,8 +191,8 @@ impl Gauge for Log {
     fn finish(&self) {}
 }
 
-fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
-    lines.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Fewest columns of the bar.
@@ -148,8 +204,9 @@ const FIGURES: usize = 40;
 /// Columns of a terminal that has room for amounts.
 const WIDE: usize = 110;
 
-/// Makes a bar for a terminal with this many columns; `status` adds a line below it.
-fn bar(total: u64, unit: Unit, columns: usize, status: bool) -> ProgressBar {
+/// Makes a bar for a terminal with this many columns, whose remaining time follows `pace` where that has a prediction;
+/// `status` adds a line below it.
+fn bar((total, unit): (u64, Unit), columns: usize, status: bool, pace: &Arc<Mutex<Pace>>) -> ProgressBar {
     let style = ProgressStyle::with_template(&template(total, unit, columns, status));
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     // A failed redraw is made good by the next.
@@ -160,8 +217,11 @@ fn bar(total: u64, unit: Unit, columns: usize, status: bool) -> ProgressBar {
     let rate = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         let _ = write!(out, "{}/s", unit.per_second(state.per_sec()));
     };
-    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-        let _ = out.write_str(&duration(state.eta().as_secs_f64()));
+    let pace = Arc::clone(pace);
+    let left = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let pace = lock(&pace);
+        let left = pace.expected.and_then(|_| pace.left(state.pos(), Instant::now()));
+        let _ = out.write_str(&duration(left.unwrap_or_else(|| state.eta().as_secs_f64())));
     };
     let memory = |_: &ProgressState, out: &mut dyn std::fmt::Write| {
         let _ = out.write_str(&anonymous_memory().map_or_else(|| "?".to_owned(), bytes));
@@ -198,31 +258,20 @@ fn duration(seconds: f64) -> String {
 
 /// State of the line display.
 struct Lines {
-    total: u64,
     unit: Unit,
-    /// Items done before this process started.
-    before: u64,
+    pace: Pace,
     done: u64,
     message: String,
     /// What follows this stretch of work; empty if nothing is known to.
     next: String,
-    start: Instant,
     last: Instant,
 }
 
 impl Lines {
     fn new(total: u64, unit: Unit) -> Self {
-        let now = Instant::now();
-        Lines {
-            total,
-            unit,
-            before: 0,
-            done: 0,
-            message: String::new(),
-            next: String::new(),
-            start: now,
-            last: now,
-        }
+        let pace = Pace::new(total);
+        let last = pace.start;
+        Lines { unit, pace, done: 0, message: String::new(), next: String::new(), last }
     }
 
     fn set(&mut self, n: u64, now: Instant) {
@@ -233,30 +282,23 @@ impl Lines {
         }
     }
 
-    /// Formats the rate (per second) and the remaining time.
-    fn rate(&self, rate: f64) -> String {
-        let per_second = self.unit.per_second(rate);
-        match self.total.saturating_sub(self.done) as f64 / rate {
-            left if self.total > 0 => {
-                let next = if self.next.is_empty() { String::new() } else { format!(", then {}", self.next) };
-                format!(", {per_second}/s, {} left{next}", duration(left))
-            }
-            _ => format!(", {per_second}/s"),
-        }
-    }
-
     fn line(&self, now: Instant, memory: Option<u64>) -> String {
-        let seconds = now.saturating_duration_since(self.start).as_secs_f64();
+        let Pace { total, before, start, .. } = self.pace;
+        let seconds = now.saturating_duration_since(start).as_secs_f64();
         let mut text = match self.message.as_str() {
             "" => String::new(),
             message => format!("{message}: "),
         };
         let amount = |n| self.unit.amount(n);
-        let of = if self.total > 0 { format!(" of {}", amount(self.total)) } else { String::new() };
+        let of = if total > 0 { format!(" of {}", amount(total)) } else { String::new() };
         let _ = write!(text, "{}{of}{}", amount(self.done), self.unit.name());
-        let here = self.done.saturating_sub(self.before);
+        let here = self.done.saturating_sub(before);
         if here > 0 && seconds > 0.0 {
-            text += &self.rate(here as f64 / seconds);
+            let _ = write!(text, ", {}/s", self.unit.per_second(here as f64 / seconds));
+        }
+        if let Some(left) = self.pace.left(self.done, now) {
+            let next = if self.next.is_empty() { String::new() } else { format!(", then {}", self.next) };
+            let _ = write!(text, ", {} left{next}", duration(left));
         }
         if let Some(memory) = memory {
             let _ = write!(text, ", {} memory", bytes(memory));
@@ -277,7 +319,6 @@ mod tests {
     use super::*;
     use indicatif::TermLike;
     use std::io;
-    use std::sync::Arc;
 
     /// Terminal that keeps what was drawn last.
     #[derive(Clone, Debug)]
@@ -333,25 +374,48 @@ mod tests {
         let mut lines = Lines::new(30, Unit::Items("layers"));
         lines.message = "quantize".into();
         lines.done = 12;
-        let line = lines.line(lines.start + Duration::from_secs(6), Some(312_000_000));
+        let at = lines.pace.start + Duration::from_secs(6);
+        let line = lines.line(at, Some(312_000_000));
         assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, 312 MB memory");
         lines.next = "the evaluation".into();
-        let line = lines.line(lines.start + Duration::from_secs(6), None);
-        assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, then the evaluation");
+        assert_eq!(lines.line(at, None), "quantize: 12 of 30 layers, 2.00/s, 9 s left, then the evaluation");
         lines.next.clear();
-        (lines.before, lines.done) = (10, 12);
-        assert!(lines.line(lines.start + Duration::from_secs(6), None).contains("0.33/s, 54 s left"));
+        (lines.pace.before, lines.done) = (10, 12);
+        assert!(lines.line(at, None).contains("0.33/s, 54 s left"));
         let mut open = Lines::new(0, Unit::Items("steps"));
         open.done = 3;
-        assert_eq!(open.line(open.start + Duration::from_secs(6), None), "3 steps, 0.50/s");
+        assert_eq!(open.line(open.pace.start + Duration::from_secs(6), None), "3 steps, 0.50/s");
         let begun = Lines::new(2_000_000, Unit::Bytes);
-        assert_eq!(begun.line(begun.start, None), "0 B of 2.00 MB");
+        assert_eq!(begun.line(begun.pace.start, None), "0 B of 2.00 MB");
+    }
+
+    /// A layer that was copied in no time says nothing about those to be solved: the prediction does, until a quarter is
+    /// solved.
+    #[test]
+    fn the_remaining_time_begins_with_the_prediction() {
+        let mut lines = Lines::new(100, Unit::Items("layers"));
+        lines.pace.expected = Some(1000.0);
+        (lines.pace.before, lines.done) = (20, 20);
+        let left = |lines: &Lines, seconds: u64| {
+            lines.pace.left(lines.done, lines.pace.start + Duration::from_secs(seconds)).unwrap()
+        };
+        let line = lines.line(lines.pace.start + Duration::from_secs(100), None);
+        assert_eq!(line, "20 of 100 layers, 15 min left");
+        // One of 80 in 50 s alone would be 4000 s.
+        lines.done = 21;
+        assert!((900.0..1300.0).contains(&left(&lines, 50)), "{}", left(&lines, 50));
+        // Then the pace alone: 20 of 80 in 300 s.
+        lines.done = 40;
+        assert!((left(&lines, 300) - 900.0).abs() < 1e-6);
+        lines.done = 100;
+        assert!(left(&lines, 1200).abs() < 1e-6);
     }
 
     /// Returns what a bar draws on a terminal with this many columns.
     fn drawn(columns: u16, unit: Unit, status: bool) -> String {
         let screen = Screen { columns, text: Arc::default() };
-        let bar = bar(4000, unit, columns.into(), status);
+        let pace = Arc::new(Mutex::new(Pace::new(4000)));
+        let bar = bar((4000, unit), columns.into(), status, &pace);
         bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(screen.clone())));
         bar.set_prefix(short("model.layers.12.mlp.down_proj.weight"));
         bar.set_message("loss 2.8312");

@@ -5,6 +5,10 @@ use std::ffi::OsString;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use mantissa_jobs::escape::quoted;
+use mantissa_quant::Recipe;
+
+use crate::app::NAME;
 use crate::foreign;
 
 /// Returns clap's message and the tips that help, without its usage paragraph, and the help page of the command of `program`.
@@ -27,11 +31,50 @@ pub fn line(error: &clap::Error, arguments: &[OsString], program: &Command) -> S
         kept.insert(at.min(kept.len()), told);
     }
     // The word after an unknown command may be one by chance, such as `demo`.
-    let help = match error.kind() {
+    let help = || match error.kind() {
         ErrorKind::InvalidSubcommand => format!("{} --help", program.get_name()),
         _ => help_of(arguments, program),
     };
-    format!("{}; fix: {help}", kept.join("; "))
+    let fix = in_order(error, arguments, program).unwrap_or_else(help);
+    format!("{}; fix: {fix}", kept.join("; "))
+}
+
+/// Returns the command with its options for a line in the order of `llama-quantize`: model, output, type, threads; `None` if it
+/// is not in that order.
+fn in_order(error: &clap::Error, arguments: &[OsString], program: &Command) -> Option<String> {
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };
+    // An option that is not known has another fix.
+    if typed.starts_with('-') {
+        return None;
+    }
+    let found = named(arguments, program)?;
+    let command = found.get_name();
+    if error.kind() != ErrorKind::UnknownArgument || !["quantize", "convert"].contains(&command) {
+        return None;
+    }
+    let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
+    let (mut line, mut changed, mut models) = (vec![NAME.to_owned()], false, 0);
+    for (i, word) in words.iter().enumerate() {
+        let is_value = i > 0 && [found, program].iter().any(|of| takes_value(of, words[i - 1]));
+        if *word == command || word.starts_with('-') || is_value {
+            line.push(quoted(word.as_ref()));
+            continue;
+        }
+        let option = match models {
+            0 => None,
+            _ if !Recipe::is_file(word) && command == "quantize" && Recipe::load(word).is_ok() => {
+                Some("--recipe")
+            }
+            _ if word.ends_with(".gguf") => Some("--out"),
+            _ if word.parse::<u16>().is_ok() => Some("--threads"),
+            _ => return None,
+        };
+        models += 1;
+        changed |= option.is_some();
+        line.extend(option.map(str::to_owned));
+        line.push(quoted(word.as_ref()));
+    }
+    changed.then(|| line.join(" "))
 }
 
 /// True if a line of clap's message helps: not the tip to pass a flag as a value, which nobody means, and no similar name
@@ -65,6 +108,15 @@ fn stands_for(
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => clustered(arguments).and_then(flag),
         _ => None,
     }
+}
+
+/// True if `word` is an option of `command` whose value is the next word.
+fn takes_value(command: &Command, word: &str) -> bool {
+    let is_named = |arg: &&clap::Arg| {
+        let long = arg.get_long().is_some_and(|long| word == format!("--{long}"));
+        long || arg.get_short().is_some_and(|short| word == format!("-{short}"))
+    };
+    command.get_arguments().find(is_named).is_some_and(|arg| arg.get_action().takes_values())
 }
 
 /// Returns the first argument of one hyphen and several letters, such as `-ngl`, of programs that have such flags.
@@ -170,6 +222,29 @@ mod tests {
         {
             let arguments = format!("mantissa {line}");
             assert!(app::command().try_get_matches_from(arguments.split(' ')).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_llama_quantize_is_answered_with_options() {
+        for (typed, fix) in [
+            ("quantize m.gguf out.gguf Q4_K_M", "quantize m.gguf --out out.gguf --recipe Q4_K_M"),
+            ("quantize model Q4_K_M", "quantize model --recipe Q4_K_M"),
+            (
+                "quantize m.gguf out.gguf Q4_K_M 8",
+                "quantize m.gguf --out out.gguf --recipe Q4_K_M --threads 8",
+            ),
+            ("quantize m Q4_K_M --out x.gguf", "quantize m --recipe Q4_K_M --out x.gguf"),
+            ("quantize m --threads 2 Q8_0", "quantize m --threads 2 --recipe Q8_0"),
+            ("quantize m --quiet x.gguf Q8_0", "quantize m --quiet --out x.gguf --recipe Q8_0"),
+            ("convert m.gguf out.gguf", "convert m.gguf --out out.gguf"),
+        ] {
+            let line = said(&format!("mantissa {typed}"));
+            assert!(line.ends_with(&format!("; fix: mantissa {fix}")), "{line}");
+        }
+        for typed in ["quantize m other", "quantize m --recipee nf4"] {
+            let line = said(&format!("mantissa {typed}"));
+            assert!(line.ends_with("; fix: mantissa quantize --help"), "{line}");
         }
     }
 

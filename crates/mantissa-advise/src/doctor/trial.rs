@@ -33,6 +33,9 @@ pub struct Trial {
     pub nll: Option<f64>,
     /// Perplexity, `exp(nll)`.
     pub ppl: Option<f64>,
+    /// Perplexity of the unchanged model on the same tokens, where these are not the tokens of the baseline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unchanged_ppl: Option<f64>,
     /// Gain over the unchanged model.
     pub gain: Option<Gain>,
     /// True if the gain is beyond doubt: lower loss and higher top-1 accuracy, in every part of the text.
@@ -298,7 +301,8 @@ impl<'a> Trying<'a> {
             (None, _) => score.as_ref().is_some_and(|score| score.units() >= LEAST_UNITS),
             _ => false,
         };
-        Trial { alternative, scope, tensors, nll, ppl: nll.map(f64::exp), gain, decisive: better && knows }
+        let (ppl, decisive) = (nll.map(f64::exp), better && knows);
+        Trial { alternative, scope, tensors, nll, ppl, unchanged_ppl: None, gain, decisive }
     }
 
     /// Returns the name of the decisive trial with the largest gain, at the best temperature; with the smallest loss if
@@ -469,6 +473,7 @@ impl<'a> Trying<'a> {
         let (is, other) = if has { (with, without) } else { (without, with) };
         let mut trial = self.trial(Alternative::OtherBos, "the text".to_owned(), 0, other.clone());
         trial.gain = is.as_ref().zip(other.as_ref()).map(|(is, other)| is.gain(other));
+        trial.unchanged_ppl = is.as_ref().map(|is| is.nll().exp());
         let knows = other.is_some_and(|score| score.calibrated() < self.entropy);
         trial.decisive = knows && trial.gain.is_some_and(|gain| gain.is_decisive(WHOLE_ERRORS));
         self.applicable.push(Alternative::OtherBos);

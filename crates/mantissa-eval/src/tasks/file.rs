@@ -5,8 +5,11 @@
 //!
 //! Both may have `"id"` and `"group"`; other keys are ignored.
 
+use std::collections::BTreeMap;
+
 use mantissa_store::{ErrorClass, Shown};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::accept::Accept;
 use super::{Item, Question};
@@ -28,7 +31,9 @@ const MAX_NEW_TOKENS: usize = 1 << 16;
 #[non_exhaustive]
 pub enum TaskError {
     /// A line is not an item.
-    #[error("{file}: line {line}: {field}: expected {allowed}, got {found}")]
+    #[error(
+        "{file}: line {line}: {field}: expected {allowed}, got {found}; fix: mantissa help reference/tasks"
+    )]
     Item {
         /// Task file.
         file: String,
@@ -113,10 +118,31 @@ impl At<'_> {
     }
 }
 
+/// Names of fields in files of other programs, with the names here.
+const FOREIGN: [(&str, &str); 7] = [
+    ("question", "prompt"),
+    ("query", "prompt"),
+    ("input", "prompt"),
+    ("context", "prompt"),
+    ("options", "choices"),
+    ("label", "answer"),
+    ("gold", "answer"),
+];
+
+/// Returns a field of another program that stands for a missing one, with its name here.
+fn renamed(text: &str) -> Option<(&'static str, &'static str)> {
+    let found: BTreeMap<String, IgnoredAny> = serde_json::from_str(text).ok()?;
+    let stands = |(theirs, ours): &&(&str, &str)| found.contains_key(*theirs) && !found.contains_key(*ours);
+    FOREIGN.iter().find(stands).copied()
+}
+
 fn item(at: &At<'_>, text: &str) -> Result<Item, TaskError> {
     let allowed = "an object with a prompt, and choices with an answer or a target";
-    let line: Line =
-        serde_json::from_str(text).map_err(|error| at.error("item", allowed, error.to_string()))?;
+    let line: Line = serde_json::from_str(text).map_err(|error| {
+        let renamed = renamed(text)
+            .map_or_else(String::new, |(theirs, ours)| format!(": \"{theirs}\" is here \"{ours}\""));
+        at.error("item", allowed, format!("{error}{renamed}"))
+    })?;
     let question = match line.choices {
         Some(choices) => choice(at, choices, line.answer)?,
         None => generation(at, line.target, line.accept, line.stop, line.max_tokens)?,
@@ -225,5 +251,8 @@ mod tests {
         );
         starts(r#"{"prompt": "p", "target": "x", "stop": [""]}"#, "t.jsonl: line 1: stop:");
         starts(r#"{"prompt": "p", "target": "x", "max_tokens": 0}"#, "t.jsonl: line 1: max_tokens:");
+        let foreign = error(r#"{"question": "p", "choices": ["a","b"], "answer": 0}"#);
+        assert!(foreign.contains("\"question\" is here \"prompt\""), "{foreign}");
+        assert!(foreign.ends_with("; fix: mantissa help reference/tasks"), "{foreign}");
     }
 }

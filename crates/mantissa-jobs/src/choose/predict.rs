@@ -41,6 +41,17 @@ const SHARED: f64 = 0.85;
 /// Predicts the seconds of `plan` with `tokens` tokens of calibration; `bench/predict.py` compares it with runs.
 pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
     let work = of_methods(plan, tokens) + of_passes(plan, tokens) + of_measurements(plan);
+    timed(plan, work, threads)
+}
+
+/// Predicts the seconds until the weights of `plan` are written, without the measurements that follow.
+pub fn writing_seconds(plan: &Plan, threads: usize) -> f64 {
+    let tokens = plan.calibration().map_or(0, CalibrationSet::tokens);
+    timed(plan, of_methods(plan, tokens) + of_passes(plan, tokens), threads)
+}
+
+/// Returns the seconds of `work`, and of rounding, reading and writing.
+fn timed(plan: &Plan, work: Time, threads: usize) -> f64 {
     let fixed = plan.linear_weights() as f64 * PER_WEIGHT;
     let many = if threads > 1 { SHARED * threads as f64 } else { 1.0 };
     (2.0 * work.products / (REACHED * speed()) + work.seconds + fixed) / many

@@ -179,5 +179,5 @@ impl Evaluate {
 
 fn undivided() -> BadInput {
     BadInput::new("--workers", "tasks", "a text: items of tasks are not divided")
-        .with_fix("leave out --workers, --job and --engine")
+        .with_fix("leave out --workers and --job")
 }

@@ -61,6 +61,10 @@ impl FitArguments {
             (None, true) => native::CONTAINER,
             (None, false) => self.first_candidate()?.container(),
         };
+        let calibration = match self.calibrates() && self.model.has_tokenizer() {
+            true => self.calibration.or_default(),
+            false => self.calibration,
+        };
         let Destination { path, container } =
             Destination::of_format(&self.model, "fit", container, &self.out)?;
         Ok(Fit {
@@ -72,7 +76,7 @@ impl FitArguments {
             methods: self.methods,
             schemes: self.schemes.into_iter().map(AsText).collect(),
             tables: self.tables,
-            calibration: self.calibration,
+            calibration,
             targets: self.targets.into_iter().map(TargetName).collect(),
             windows: self.windows,
             time_limit: self.time_limit,
@@ -81,6 +85,18 @@ impl FitArguments {
             measure: self.measure,
             seed: self.seed,
         })
+    }
+
+    /// True if a method needs a calibration.
+    fn calibrates(&self) -> bool {
+        let schemes: Vec<String> = self.schemes.iter().map(|scheme| scheme.scheme.to_string()).collect();
+        let usual = ["int4-g128", "trellis2"].map(str::to_owned);
+        let needs = |method: &String| {
+            let mut recipes =
+                schemes.iter().chain(&usual).map(|scheme| Recipe::load(&format!("{method}-{scheme}")));
+            recipes.find_map(Result::ok).is_some_and(|recipe| recipe.needs_calibration())
+        };
+        self.methods.iter().any(needs)
     }
 
     /// Returns the first recipe of a method and a scheme: another method may take the schemes that the first does not.

@@ -55,6 +55,7 @@ struct Found {
     allocation: Allocation,
     kv: Option<Candidate>,
     front: Vec<super::FitPoint>,
+    plan: Plan,
     outcome: Outcome,
 }
 
@@ -203,6 +204,8 @@ impl PreparedFit<'_> {
         work.remove()?;
         let served = job.budget.served(found.kv, &self.shape, found.outcome.quality.bytes);
         Ok(FitReport {
+            source: self.source,
+            plan: found.plan,
             outcome: found.outcome,
             container,
             method: found.method,
@@ -231,14 +234,25 @@ impl PreparedFit<'_> {
         let plan = job.plan(source, Recipe::from_toml(RECIPE, &text)?, &self.options)?;
         lint::check_plan(&plan, source, job.targets.iter().map(|target| &target.0), remedies, host)?;
         let evaluation = job.measure.evaluation_on(source, " (held-out windows)", self.rest.clone())?;
-        host.warn_all(&plan.notes)?;
+        host.warn_all(&plan.notes.iter().map(|note| by_option(note)).collect::<Vec<_>>())?;
         let record = job.record(text, plan.container)?;
         let plan = plan.with_record(record).with_evaluation(Some(evaluation)).with_tasks(self.tasks.clone());
         let plan = plan.with_check(Check::Verify(Some(job.source.to_path_buf())));
         let outcome = execute::run(&plan, source, &host.output(&job.out)?, Start::Resume, host)?;
         let kv = family.kv_chosen(&found).cloned();
-        Ok(Found { method: family.methods_of(&found), rows, allocation: found, kv, front, outcome })
+        Ok(Found { method: family.methods_of(&found), rows, allocation: found, kv, front, plan, outcome })
     }
+}
+
+/// Rewrites a note whose fix edits the file of the recipe found, which nobody has, as one by an option.
+fn by_option(note: &str) -> String {
+    let edit = |fix: &str| {
+        let method = fix.strip_prefix("method = \"")?.strip_suffix(RECIPE)?.strip_suffix("\" in ")?;
+        Some(format!("--method {method}"))
+    };
+    let split = note.split_once("; fix: ");
+    let changed = split.and_then(|(what, fix)| Some(format!("{what}; fix: {}", edit(fix)?)));
+    changed.unwrap_or_else(|| note.to_owned())
 }
 
 /// Returns the family with the smallest cost, and its allocation; the error of the first if no family has one.
@@ -319,4 +333,17 @@ fn caches(
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixes_name_options_instead_of_a_file_that_is_not_there() {
+        let note = "t.txt: rtn does not calibrate; fix: method = \"gptq\" in fit.toml";
+        assert_eq!(by_option(note), "t.txt: rtn does not calibrate; fix: --method gptq");
+        let other = "t.txt: not used; fix: --method gptq";
+        assert_eq!(by_option(other), other);
+    }
 }

@@ -106,7 +106,15 @@ impl QuantizeArguments {
         let container = format.unwrap_or_else(|| recipe.container());
         // A chosen recipe that is better with a calibration gets the built-in text, if no other is given.
         let importance = container.facts().importance && self.imatrix.is_none();
-        let defaults = chosen.is_some() && (recipe.needs_calibration_in(container) || importance);
+        let needed = match several {
+            true => self.formats.iter().any(|format| recipe.needs_calibration_in(*format)),
+            false => recipe.needs_calibration_in(container),
+        };
+        let defaults = match chosen {
+            Some(_) => needed || importance,
+            // So does a recipe that cannot do without, if the model can read it.
+            None => needed && self.imatrix.is_none() && self.model.has_tokenizer(),
+        };
         let calibration = if defaults { self.calibration.or_default() } else { self.calibration };
         let stands_for = self.recipe.as_deref().and_then(spelled_out);
         let weights = WeightOptions {

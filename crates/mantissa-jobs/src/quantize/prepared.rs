@@ -122,6 +122,7 @@ impl Quantize {
         let mut recipe = self.weights.recipe.load()?;
         let container = format.map_or_else(|| recipe.container(), |format| format.0);
         self.weights.tables.apply(&mut recipe, source, container)?;
+        let whole = recipe.clone();
         let kept = self.weights.kept()?;
         mantissa_quant::require_modules(source, &kept)?;
         recipe.keep(kept);
@@ -137,6 +138,12 @@ impl Quantize {
         let plan = Plan::new_for(source, recipe.clone(), options.clone(), &loads);
         let plan = plan.map_err(|error| lint::advised(error, source, (recipe, options), targets()))?;
         lint::check_plan(&plan, source, targets(), remedies, host)?;
+        // Named engines are checked above; without one, those that an option costs are named.
+        if self.targets.is_empty() && !self.weights.keep.is_empty() {
+            let lost = plan.with_recipe(source, whole, container).ok();
+            let lost = lost.and_then(|whole| lint::lost(&plan, &whole, source, remedies));
+            host.warn_all(&lost.into_iter().collect::<Vec<_>>())?;
+        }
         Ok(plan)
     }
 

@@ -26,8 +26,8 @@ pub struct Engine {
     pub name: &'static str,
     /// Name in tables.
     pub title: &'static str,
-    /// Other names that people type.
-    pub(super) typed: &'static [&'static str],
+    /// Other names that people type, programs built on the engine among them.
+    pub typed: &'static [&'static str],
     /// Makers of the devices that it runs on; the rules of vLLM, SGLang, LMDeploy and TensorRT-LLM hold for NVIDIA
     /// GPUs.
     pub makers: &'static [Maker],

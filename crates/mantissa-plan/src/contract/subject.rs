@@ -213,6 +213,20 @@ impl Subject {
         groups.into_iter().map(|(_, members)| members).filter(|members| members.len() > 1).collect()
     }
 
+    /// Returns the quantized layers that an engine fuses with unquantized ones, which no engine does.
+    pub fn fused_with_unquantized(&self) -> Vec<&str> {
+        let mixed = |members: &Vec<&Linear>| members.iter().any(|member| member.stored.is_none());
+        let members = self.fused().into_iter().filter(mixed).flatten();
+        members.filter(|member| member.stored.is_some()).map(|member| member.module.as_str()).collect()
+    }
+
+    /// Returns the unquantized layers that an engine fuses with quantized ones.
+    pub fn fused_with_quantized(&self) -> Vec<&str> {
+        let mixed = |members: &Vec<&Linear>| members.iter().any(|member| member.stored.is_some());
+        let members = self.fused().into_iter().filter(mixed).flatten();
+        members.filter(|member| member.stored.is_none()).map(|member| member.module.as_str()).collect()
+    }
+
     /// Returns the quantized layers.
     pub(super) fn stored(&self) -> impl Iterator<Item = (&Linear, &Stored)> {
         self.linears.iter().filter_map(|linear| Some((linear, linear.stored.as_ref()?)))

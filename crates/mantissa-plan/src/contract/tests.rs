@@ -57,6 +57,8 @@ fn targets_are_parsed_and_printed() {
         ("VLLM:gpu=H100", "vllm:gpu=h100"),
         ("llama-cpp", "llama.cpp"),
         ("exllama", "exllamav2"),
+        ("LMStudio", "llama.cpp"),
+        ("koboldcpp", "llama.cpp"),
     ];
     for (text, name) in typed {
         assert_eq!(target(text).to_string(), name);

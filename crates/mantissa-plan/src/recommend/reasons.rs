@@ -164,7 +164,7 @@ pub(super) fn changes(
         split: load.split(),
         reduce_bits: load.reduce_bits,
     };
-    changes.extend(batch(&setup, load, rows));
+    changes.extend(batch(&setup, load, rows, memory));
     changes.extend(context(shape, load, row, memory));
     changes.extend(sharing::others(shape, device, load, row, memory));
     changes.extend(phases(rows, max_kl, row));
@@ -190,8 +190,11 @@ fn offloads(load: &Load, rows: &[Row], max_kl: f64) -> Option<String> {
     ))
 }
 
-/// Names the batch from which on the weights' bits no longer count.
-fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row]) -> Option<String> {
+/// Largest batch that [`Setup::crossover`] tries.
+const MOST_BATCH: u64 = 4096;
+
+/// Names the batch from which on the weights' bits no longer count, or that the memory ends before.
+fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row], memory: f64) -> Option<String> {
     let four = Precision::named("W4A16 INT4");
     let low = [Some(setup.precision), four.as_ref()]
         .into_iter()
@@ -200,15 +203,30 @@ fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row]) -> Option<String> {
     let plain: &Precision = &rows.iter().find(|row| row.precision.is_dense())?.precision;
     let depth = load.depth();
     let setup = Setup { precision: low, ..*setup };
-    Some(match setup.crossover(plain, depth, WORTH) {
+    let held = concurrency(setup.shape, low, setup.kv, load.context, memory, load.split());
+    // What does not fit at all is named elsewhere.
+    if held == 0 {
+        return None;
+    }
+    let crossover = setup.crossover(plain, depth, WORTH);
+    Some(match crossover {
+        found if found.unwrap_or(MOST_BATCH) > held => {
+            let tokens = load.context;
+            let sequences = if held == 1 { "sequence" } else { "sequences" };
+            format!(
+                "batch: the memory ends at {held} {sequences} of {tokens} tokens; {} decodes faster than BF16 up to there",
+                low.name
+            )
+        }
         Some(1) => format!("{} is not faster than BF16 at any batch with {depth} tokens each", low.name),
         Some(batch) => format!(
             "batch: from {batch} sequences of {depth} tokens on, {} decodes less than 1.1 times as fast as BF16 and only saves memory",
             low.name
         ),
-        None => {
-            format!("batch: up to 4096 sequences of {depth} tokens, {} decodes faster than BF16", low.name)
-        }
+        None => format!(
+            "batch: up to {MOST_BATCH} sequences of {depth} tokens, {} decodes faster than BF16",
+            low.name
+        ),
     })
 }
 
@@ -232,23 +250,42 @@ fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<Strin
     lines
 }
 
-/// Says that prompts and decoding favour different precisions.
+/// Gain from which on a precision counts as faster than the choice in one phase.
+const FASTER: f64 = 1.02;
+
+/// Returns the best row for one phase alone, by its speed: the choice, unless another is faster.
+pub(super) fn of_phase<'a>(
+    rows: &'a [Row],
+    max_kl: f64,
+    chosen: Option<&'a Row>,
+    speed: fn(&Row) -> f64,
+) -> Option<&'a Row> {
+    let best = fastest(rows, max_kl, |row| 1.0 / speed(row))?;
+    Some(chosen.filter(|chosen| speed(best) <= FASTER * speed(chosen)).unwrap_or(best))
+}
+
+/// Tokens per second of prompts.
+pub(super) fn prompts(row: &Row) -> f64 {
+    row.prefill.tokens_per_s[1]
+}
+
+/// Tokens per second of decoding.
+pub(super) fn decoding(row: &Row) -> f64 {
+    row.decode.tokens_per_s[1]
+}
+
+/// Says that prompts or decoding alone favour another precision.
 fn phases(rows: &[Row], max_kl: f64, chosen: &Row) -> Option<String> {
-    let prompt = fastest(rows, max_kl, |row| 1.0 / row.prefill.tokens_per_s[1])?;
-    let decode = fastest(rows, max_kl, |row| 1.0 / row.decode.tokens_per_s[1])?;
-    if prompt.precision == decode.precision {
-        return None;
-    }
-    let gain = |of: fn(&Row) -> f64, best: &Row| match of(best) / of(chosen) {
-        gain if gain > 1.02 => format!("{gain:.2} times as fast as {}", chosen.precision.name),
-        _ => "as now".to_owned(),
+    let faster = |what: &str, speed: fn(&Row) -> f64| {
+        let best = of_phase(rows, max_kl, Some(chosen), speed)?;
+        let gain = speed(best) / speed(chosen);
+        let (name, now) = (best.precision.name, chosen.precision.name);
+        (best.precision != chosen.precision)
+            .then(|| format!("for {what} alone {name} ({gain:.2} times as fast as {now})"))
     };
-    let prompts = gain(|row| row.prefill.tokens_per_s[1], prompt);
-    let tokens = gain(|row| row.decode.tokens_per_s[1], decode);
-    Some(format!(
-        "phases: for prompts alone {} ({prompts}), for decoding alone {} ({tokens})",
-        prompt.precision.name, decode.precision.name
-    ))
+    let found: Vec<String> =
+        [faster("prompts", prompts), faster("decoding", decoding)].into_iter().flatten().collect();
+    (!found.is_empty()).then(|| format!("phases: {}", found.join(", ")))
 }
 
 /// Names a faster precision beyond the limit of the loss.

@@ -30,7 +30,7 @@ use crate::journal::{self, Journal, Start};
 use crate::layers::Layers;
 use crate::measure::hashes::SourceHashes;
 use crate::plan::{Plan, WeightJob, work_of};
-use crate::progress::{Progress, Tell};
+use crate::progress::{Progress, RESUMED, Tell};
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
 use crate::sidecars::{copy_sidecars, write_json, write_tokenizer};
@@ -319,7 +319,7 @@ impl Run<'_, '_> {
             if let Some(report) = recovered.and_then(|unit| unit.report) {
                 self.layers.recovered(info)?;
                 reports.push(report);
-                self.advance(work_of(info), &info.module)?;
+                self.advance(work_of(info), RESUMED)?;
                 continue;
             }
             reports.push(self.quantize_layer(info, scheme)?);

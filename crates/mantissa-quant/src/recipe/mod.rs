@@ -28,7 +28,7 @@ pub(crate) use file_type::{TensorRole, chosen, stored_type};
 pub use glob::Glob;
 pub use keys::{LayerRule, RecipeOptions, file_keys};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
-pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
+pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out, unlike_preset};
 
 /// Recipe: transform, method and schemes of a model.
 #[derive(Clone, Debug)]

@@ -163,6 +163,25 @@ pub const TYPED: [(&str, &str); 81] = [
     ("q4km", "q4_k_m"),
 ];
 
+/// Names under which llm-compressor makes other schemes than here, with the difference and the recipe of its scheme.
+const PRESETS: [(&str, &str, &str); 4] = [
+    ("nvfp4", "weights only; W4A4, as llm-compressor's NVFP4, is", "nvfp4-w4a4"),
+    ("mxfp4", "weights only; W4A4, as llm-compressor's MXFP4, is", "rtn-mxfp4:ct+mxfp4:ct"),
+    ("mxfp8", "weights only; W8A8, as llm-compressor's MXFP8, is", "mxfp8-w8a8"),
+    (
+        "fp8",
+        "inputs scaled per token; static scales per tensor, as llm-compressor's FP8 has, are",
+        "fp8-static",
+    ),
+];
+
+/// Returns how a name differs from llm-compressor's preset of that name, with the recipe of the preset.
+pub fn unlike_preset(text: &str) -> Option<String> {
+    let text = text.to_lowercase();
+    let row = PRESETS.iter().find(|(name, ..)| *name == text);
+    row.map(|(_, difference, recipe)| format!("{difference} {recipe}"))
+}
+
 /// Returns what a name stands for, if it is not spelled out already: the full name of an alias, a file type's own name.
 pub fn spelled_out(text: &str) -> Option<String> {
     if Recipe::is_file(text) {
@@ -537,6 +556,18 @@ mod tests {
             assert!(ALIASES.iter().all(|(alias, _)| *alias != typed), "{typed}");
             assert!(FileType::parse(typed).is_none() && canonical(of) == of, "{typed}");
         }
+    }
+
+    /// `PRESET_SCHEMES` of compressed-tensors: NVFP4, MXFP4 and MXFP8 quantize inputs too, FP8 has static scales per tensor.
+    #[test]
+    fn names_of_presets_that_mean_more_elsewhere_say_so() {
+        for (name, difference, preset) in PRESETS {
+            let (here, there) = (parse(name).unwrap(), parse(preset).unwrap());
+            assert!(there.activations.is_some() && here.activations != there.activations, "{name}");
+            assert_eq!(difference.starts_with("weights only"), here.activations.is_none(), "{name}");
+            assert!(unlike_preset(&name.to_uppercase()).unwrap().ends_with(preset));
+        }
+        assert!(["nvfp4a16", "nvfp4-w4a4", "w8a8"].iter().all(|name| unlike_preset(name).is_none()));
     }
 
     #[test]

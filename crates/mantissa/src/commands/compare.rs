@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     keep_outputs: Option<PathBuf>,
     /// HTML page to write
-    #[arg(long, alias = "report", value_name = "FILE.html", help_heading = "Output")]
+    #[arg(long, alias = "report", value_name = "FILE.html", value_parser = super::parse::page_path(), help_heading = "Output")]
     html: Option<PathBuf>,
     /// Print a section for a model card, or write it to FILE
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-", help_heading = "Output")]

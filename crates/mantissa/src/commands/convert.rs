@@ -17,7 +17,7 @@ use super::model::ModelPath;
 use super::outcome::{MeasureArgs, human_figures, layer_table, linear_bits, tell_failure};
 use super::parse::{container, scheme};
 use super::quantize::ALREADY;
-use super::workers::{Engaged, WorkersArgs};
+use super::workers::{Engaged, EngineArgs};
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::{bytes, counted, labelled};
@@ -74,7 +74,7 @@ pub struct Args {
     #[arg(long, help_heading = "Output", hide_short_help = true)]
     layers: bool,
     #[command(flatten)]
-    workers: WorkersArgs,
+    workers: EngineArgs,
     #[command(flatten)]
     measure: MeasureArgs,
 }

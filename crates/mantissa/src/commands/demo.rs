@@ -66,7 +66,7 @@ const SAMPLE: usize = 56;
   mantissa quantize demo --recipe mxfp4 --out demo-mxfp4")]
 pub struct Args {
     /// HTML report to write
-    #[arg(long, value_name = "FILE.html", default_value = "demo-report.html")]
+    #[arg(long, value_name = "FILE.html", value_parser = super::parse::page_path(), default_value = "demo-report.html")]
     report: PathBuf,
     /// Recipe to run (repeatable) [default: a selection]
     #[arg(long = "recipe", value_name = "RECIPE")]

@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long)]
     layers: bool,
     /// Write an HTML page as well
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse::page_path())]
     html: Option<PathBuf>,
 }
 

@@ -151,7 +151,12 @@ fn trial_cells(trial: &Trial) -> [String; 7] {
         trial.alternative.to_owned(),
         trial.scope.clone(),
         trial.tensors.to_string(),
-        number(trial.ppl, 6),
+        match trial.unchanged_ppl {
+            Some(unchanged) => {
+                format!("{} (unchanged: {})", number(trial.ppl, 6), number(Some(unchanged), 6))
+            }
+            None => number(trial.ppl, 6),
+        },
         cell(|gain| format!("{:+.4} ± {:.4}", gain.delta, gain.se)),
         cell(|gain| format!("{:+.1} %", 100.0 * gain.hits)),
         if trial.decisive { "repairs" } else { "" }.to_owned(),

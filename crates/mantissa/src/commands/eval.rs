@@ -16,7 +16,6 @@ pub use self::args::Args;
 
 use super::execute::Execute;
 use super::load_preview::LoadPreview;
-use super::workers::Engaged;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::{counted, labelled};
@@ -40,10 +39,9 @@ impl Execute for Args {
         if self.workers.are_asked_for() {
             job.require_divisible()?;
         }
-        let report = match self.workers.engage(&job, Path::new("eval"), None, context)? {
-            Engaged::Alone => job.run(context)?,
-            Engaged::Scripted => return Ok(()),
-            Engaged::Crew(crew) => {
+        let report = match self.workers.engage(&job, Path::new("eval"), context)? {
+            None => job.run(context)?,
+            Some(crew) => {
                 let report = job.run_with(&crew.team, context)?;
                 crew.finish(context)?;
                 report

@@ -7,7 +7,7 @@ mod page;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_jobs::{Job, finished};
+use mantissa_jobs::{Job, choose, finished};
 use mantissa_store::{Kind, Paths};
 
 pub use self::args::Args;
@@ -40,6 +40,7 @@ impl Execute for Args {
             let complete = Complete::new(&outcome);
             return context.report(&complete, |out| complete.human(out));
         }
+        choose::note_calibration(&self.calibration.value(), &job.calibration, context);
         let found = job.prepare(context).and_then(|prepared| prepared.run(&GivenLine, context));
         let report = tell_failure(found, context)?;
         let done = Done::new(self, &job, &report);

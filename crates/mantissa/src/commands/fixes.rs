@@ -30,6 +30,7 @@ impl Remedies for GivenLine {
             Remedy::Quantize { recipe, format, default } => {
                 Line(given.get(1..)?.to_vec()).with_recipe(&recipe, format, default)
             }
+            Remedy::Keep { patterns } => Line(given.get(1..)?.to_vec()).with_kept(&patterns),
             _ => None,
         });
         apply(report, command.as_deref());
@@ -43,6 +44,7 @@ impl Remedies for GivenLine {
         });
         let command = found.and_then(|remedy| Some(match remedy {
             Remedy::Parallelism { tp } => serve(&EngineTarget { tp, ..*target }, &subject.convention, model),
+            Remedy::Keep { .. } => return None,
             Remedy::FromSource => {
                 let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
                 let bits = match choose::loading_bits(subject, target)? {
@@ -192,6 +194,18 @@ impl Line {
         Some(self.command())
     }
 
+    /// Returns the command with further layers left unquantized; `None` if it takes no such patterns.
+    fn with_kept(mut self, patterns: &[String]) -> Option<String> {
+        self.0.iter().find(|word| *word == "quantize")?;
+        // Behind the patterns that were given, or the recipe that has them.
+        let at = (0..self.0.len()).rev().find(|i| self.value("--keep", *i).is_some());
+        let at = at.or_else(|| (0..self.0.len()).find(|i| self.value("--recipe", *i).is_some()))?;
+        let next = at + if self.0[at].contains('=') { 1 } else { 2 };
+        let words = patterns.iter().flat_map(|pattern| ["--keep".to_owned(), pattern.clone()]);
+        self.0.splice(next..next, words);
+        Some(self.command())
+    }
+
     fn command(&self) -> String {
         let words: Vec<_> = self.0.iter().map(|word| quoted(Path::new(word))).collect();
         format!("mantissa {}", words.join(" "))
@@ -219,5 +233,17 @@ mod tests {
         let expected =
             "mantissa quantize demo --recipe rtn-int4-g64-asym:minmax --format mlx --for mlx --out o";
         assert_eq!(line(given).with_recipe("rtn-int4-g64-asym:minmax", "mlx", false).unwrap(), expected);
+    }
+
+    #[test]
+    fn patterns_follow_those_that_were_given() {
+        let more = ["*mlp.up_proj".to_owned()];
+        let given = "quantize m --recipe nvfp4 --keep=*gate* --out o";
+        let expected = "mantissa quantize m --recipe nvfp4 '--keep=*gate*' --keep '*mlp.up_proj' --out o";
+        assert_eq!(line(given).with_kept(&more).unwrap(), expected);
+        let given = "quantize m --recipe r.toml --out o";
+        let expected = "mantissa quantize m --recipe r.toml --keep '*mlp.up_proj' --out o";
+        assert_eq!(line(given).with_kept(&more).unwrap(), expected);
+        assert_eq!(line("fit m --budget 4bpw --out o").with_kept(&more), None);
     }
 }

@@ -90,7 +90,10 @@ fn print_summary(report: &InspectReport, out: &mut dyn Write) -> io::Result<()> 
     }
     line("format", report.convention.into())?;
     line("parameters", format!("{} ({})", count(report.parameters), report.parameters))?;
-    line("size", format!("{} in {}", bytes(report.bytes), counted(report.files as u64, "weight file")))?;
+    line(
+        "size",
+        format!("{} of tensors in {}", bytes(report.bytes), counted(report.files as u64, "weight file")),
+    )?;
     let shown = |bits: Option<f64>| bits.map_or("-".into(), |bits| format!("{bits:.3}"));
     line("bits/weight", format!("{} over all tensors", shown(report.bits_per_weight)))?;
     if let Some(bits) = report.linear_bits_per_weight {

@@ -36,14 +36,22 @@ impl NextSteps {
         targets: &[EngineTarget],
     ) -> Self {
         let subject = subject::of_plan(plan, source);
+        let loads = loads_in(&subject);
         let command = |target: &EngineTarget| serve(target, &subject.convention, out);
         let mut next: Vec<String> = targets.iter().map(command).collect();
         if next.is_empty() {
             let usual = if plan.container.is_one_file() { Engine::LLAMA_CPP } else { Engine::MANTISSA };
             next.push(command(&EngineTarget { engine: usual, tp: 1, gpu: None }));
         }
+        if plan.container.is_one_file() && loads.contains(&Engine::LLAMA_CPP.title) {
+            next.extend(ollama(out));
+        }
+        let own = command(&EngineTarget { engine: Engine::MANTISSA, tp: 1, gpu: None });
+        if !next.contains(&own) {
+            next.push(own);
+        }
         next.push(format!("mantissa report {}{}", quoted(out), reference(model, source)));
-        NextSteps { loads_in: loads_in(&subject), next }
+        NextSteps { loads_in: loads, next }
     }
 
     /// Prints both.
@@ -72,6 +80,16 @@ pub fn serve(target: &EngineTarget, convention: &str, out: &Path) -> String {
     let command = target.engine.command(&quoted(out), target.tp, chat::has_template(out));
     let command = command.unwrap_or_else(|| transformers(convention, out));
     installs(target.engine, convention).map(|install| format!("{install} && ")).collect::<String>() + &command
+}
+
+/// Returns the commands that give Ollama the GGUF file at `out`, under its name in small letters.
+fn ollama(out: &Path) -> [String; 2] {
+    let stem = out.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
+    let kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let name: String = stem.chars().map(|c| if kept(c) { c } else { '-' }).collect();
+    let from = if out.is_absolute() { out.to_owned() } else { Path::new(".").join(out) };
+    let line = quoted(Path::new(&format!("FROM {}", from.display())));
+    [format!("echo {line} > Modelfile"), format!("ollama create {name} -f Modelfile")]
 }
 
 /// Returns the command that loads a model in transformers and leaves it in an interactive Python: a folder, or a GGUF
@@ -123,6 +141,13 @@ mod tests {
         );
         assert_eq!(quoted(Path::new("a b")), "'a b'");
         assert_eq!(quoted(Path::new("dir/m-int4")), "dir/m-int4");
+    }
+
+    #[test]
+    fn ollama_gets_the_file_by_a_modelfile() {
+        let made = ["echo 'FROM ./a/My-Q4_K_M.gguf' > Modelfile", "ollama create my-q4_k_m -f Modelfile"];
+        assert_eq!(ollama(Path::new("a/My-Q4_K_M.gguf")), made);
+        assert_eq!(ollama(Path::new("/m/x y.gguf"))[0], "echo 'FROM /m/x y.gguf' > Modelfile");
     }
 
     #[test]

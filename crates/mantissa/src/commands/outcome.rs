@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::tasks::{self, OutputTaskArgs};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
-use crate::output::{Align, Table, counted, labelled, number};
+use crate::output::{Align, Table, counted, labelled, number, paragraph};
 
 /// Options of the evaluation that runs before an output appears.
 #[derive(clap::Args)]
@@ -158,20 +158,35 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality, all: bool) -> io::Res
         ("rel. error", Align::Right),
         ("max error", Align::Right),
     ];
+    let by_output = ranks_by_output(quality);
     // The last cell, so that tables without it drop it.
-    if quality.layers.iter().any(|layer| layer.judged.is_some()) {
-        columns.push(("error vs RTN", Align::Right));
+    if by_output {
+        columns.push((VS_RTN, Align::Right));
     }
     if stored {
         columns.insert(4, ("stored", Align::Right));
     }
-    let optional = ["max error", "stored", "method", "SQNR dB", "error vs RTN", "bits"];
+    let optional = ["max error", "stored", "method", "SQNR dB", "rel. error", "bits"];
     let mut table = Table::new(columns).optional(optional);
+    let by = if by_output { VS_RTN } else { "relative error" };
     let (layers, heading) =
-        worst(&quality.layers, (all, "layers", "relative error"), |layer| layer.error.relative_error);
+        worst(&quality.layers, (all, "layers", by), |layer| layer.ranked_error(by_output));
     layers.iter().for_each(|layer| table.row(layer_cells(layer, stored)));
     writeln!(out, "\n{heading}")?;
-    table.write(out)
+    table.write(out)?;
+    if by_output { paragraph(out, 2, VS_RTN_MEANS) } else { Ok(()) }
+}
+
+/// Column of the output error relative to RTN's.
+pub const VS_RTN: &str = "error vs RTN";
+
+/// Legend of [`VS_RTN`].
+pub const VS_RTN_MEANS: &str = "error vs RTN: squared error of the layer's outputs on the calibration inputs, where RTN \
+     has 1; a method that lowers it may raise rel. error, that of the weights";
+
+/// True if layers are ranked by the error of their outputs: a method compared itself with RTN.
+pub fn ranks_by_output(quality: &Quality) -> bool {
+    quality.layers.iter().any(|layer| layer.judged.is_some())
 }
 
 /// Returns the cells of a layer, with its bits per weight as stored if `stored`.
@@ -184,7 +199,7 @@ fn layer_cells(layer: &LayerReport, stored: bool) -> Vec<String> {
         layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
         number(Some(layer.error.relative_error), 3),
         number(Some(layer.error.max_abs_error), 3),
-        number(layer.judged.map(|judged| judged.solved / judged.nearest), 3),
+        number(layer.error_vs_rtn(), 3),
     ];
     if stored {
         let bits = layer.stored_bits_per_weight;

@@ -2,6 +2,7 @@
 
 mod args;
 mod asked;
+mod at_hand;
 mod device;
 mod hardware_list;
 mod page;
@@ -19,6 +20,7 @@ pub use self::device::{THIS, device};
 pub use self::subject::{Subject, context_of};
 
 use self::asked::{Asked, Report};
+use self::at_hand::AtHand;
 use super::execute::Execute;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -64,6 +66,7 @@ fn inference(asked: &Asked<'_>, context: &Context) -> Result<()> {
     let load = load(asked)?;
     let wish = Wish { engine: asked.args.engine, bits: asked.args.bits };
     let answer = recommend::answer_to(asked.shape, asked.device, &load, &wish);
+    let at_hand = AtHand::of(asked, &load);
     if let Some(file) = &asked.args.html {
         page::inference(asked, &load, &answer).write(&context.output(file)?)?;
     }
@@ -73,12 +76,13 @@ fn inference(asked: &Asked<'_>, context: &Context) -> Result<()> {
         active_parameters: asked.shape.active_parameters(),
         hardware: asked.device,
         predicted: true,
+        at_hand: at_hand.as_ref(),
         load: Some(load),
         inference: Some(&answer),
         training: None,
         page: asked.args.html.as_ref(),
     };
-    context.report(&report, |out| text::inference(asked, &load, &answer, out))
+    context.report(&report, |out| text::inference(asked, &load, (&answer, at_hand.as_ref()), out))
 }
 
 /// Completes the load from the flags and the model.

@@ -13,9 +13,9 @@ use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 
 pub use self::args::Args;
-pub use self::done::{ALREADY, fallback_line};
+pub use self::done::{ALREADY, fallback_line, in_files, larger};
 use self::done::{Done, human, layer_notes};
-use self::preview::{DryRun, share_line};
+use self::preview::{DryRun, share_line, shorter};
 use super::coverage;
 use super::execute::Execute;
 use super::fixes::GivenLine;
@@ -137,11 +137,13 @@ fn announce(
     context: &Context,
 ) {
     args.recipe.iter().for_each(|recipe| choose::note_name(recipe, context));
+    choose::note_calibration(&args.calibration.value(), &resolved.job.weights.calibration, context);
     let (Some(choice), Some(seconds)) = (&resolved.chosen, seconds) else { return };
     context.note(&format!("recipe {} in {}: {}", choice.recipe, choice.format.name(), choice.why));
     let (out, size) = (resolved.job.out.display(), bytes(plan.output_bytes()));
     let time = predict::duration(seconds);
     context.note(&format!("output {out}: {size}; {time} and {} of memory (predicted)", bytes(peak)));
+    shorter(plan, seconds, context.threads).iter().for_each(|way| context.note(way));
 }
 
 /// Returns the share of the parameters that the plan quantizes, and the expected bytes of each scheme.

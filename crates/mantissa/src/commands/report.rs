@@ -57,7 +57,7 @@ pub struct Args {
     ///
     /// report.html in a run; NAME.report.html next to a quantized model; comparison.report.html next to the first of
     /// several runs. Replaces an earlier page of the same run or model, or of several runs, that was not edited.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse::page_path())]
     out: Option<PathBuf>,
     /// Source model, to continue the same prompt by both
     ///
@@ -232,7 +232,21 @@ fn require_runs(runs: &[PathBuf]) -> Result<()> {
         false => "no such folder".to_owned(),
     };
     let expected = "the folder of a training run, beside other runs";
-    Err(BadInput::new(other.display().to_string(), found, expected).into())
+    let error = BadInput::new(other.display().to_string(), found, expected);
+    let models: Vec<String> = runs.iter().filter(|run| is_model(run)).map(|run| quoted(run)).collect();
+    Err(match models.len() == runs.len() {
+        true => {
+            error.with_fix(format!("mantissa compare SOURCE {} --html models.report.html", models.join(" ")))
+        }
+        false => error,
+    }
+    .into())
+}
+
+/// True if the path is a model.
+fn is_model(path: &Path) -> bool {
+    let gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    (gguf && path.is_file()) || path.join("config.json").is_file()
 }
 
 /// Makes the error of a path that holds nothing to report.
@@ -248,7 +262,16 @@ fn nothing_at(path: &Path) -> BadInput {
         true => format!("neither {} nor {}", run_files::LOG, quality_path(path).display()),
         false => "no such file or folder".to_owned(),
     };
-    BadInput::new(path.display().to_string(), found, "the folder of a training run, or a quantized model")
+    let expected = "the folder of a training run, or a quantized model";
+    let error = BadInput::new(path.display().to_string(), found, expected);
+    let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    match (path.exists(), is_json, is_model(path)) {
+        (true, true, _) => error.with_fix("--html page.html with the command that wrote the JSON"),
+        (true, _, true) => {
+            error.with_fix(format!("mantissa compare SOURCE {} --html models.report.html", quoted(path)))
+        }
+        _ => error,
+    }
 }
 
 /// Returns the training runs in the folder at `path`, in the order of their names.

@@ -31,6 +31,14 @@ pub struct WorkersArgs {
     /// when the work is complete, one that is named is kept.
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     job: Option<PathBuf>,
+}
+
+/// Flags of commands that an engine can start on many machines.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Workers")]
+pub struct EngineArgs {
+    #[command(flatten)]
+    workers: WorkersArgs,
     /// Print the script that starts the workers
     ///
     /// slurm (sbatch), mpi (mpiexec), ray, k8s (a Job for kubectl). Its first process is this command, with --job.
@@ -65,30 +73,18 @@ pub struct Crew {
 impl WorkersArgs {
     /// True if the work is to be divided.
     pub fn are_asked_for(&self) -> bool {
-        self.workers.is_some() || self.job.is_some() || self.engine.is_some()
+        self.workers.is_some() || self.job.is_some()
     }
 
-    /// Makes the folder of `job`, whose output is `out`, and starts the workers that are asked for. `units` is the number
-    /// of its independent units.
+    /// Makes the folder of `job`, whose output is `out`, and starts the workers that are asked for; `None` if none are.
     ///
     /// # Errors
     /// A folder of another job; inputs that cannot be read; I/O.
-    pub fn engage<J: Shared>(
-        &self,
-        job: &J,
-        out: &Path,
-        units: Option<usize>,
-        context: &Context,
-    ) -> Result<Engaged> {
+    pub fn engage<J: Shared>(&self, job: &J, out: &Path, context: &Context) -> Result<Option<Crew>> {
         if !self.are_asked_for() {
-            return Ok(Engaged::Alone);
+            return Ok(None);
         }
-        let path = self.job.clone().unwrap_or_else(|| default_folder(out));
-        let folder = make_folder(job, &path, context)?;
-        if let Some(engine) = self.engine {
-            self.script(engine, &folder, units, context)?;
-            return Ok(Engaged::Scripted);
-        }
+        let folder = self.folder(job, out, context)?;
         let count = usize::from(self.workers.unwrap_or(1));
         let mut crew = Crew {
             team: Team::join(folder.units(), Part { rank: Rank::from_environment()?, ..Part::default() }),
@@ -101,7 +97,34 @@ impl WorkersArgs {
         for _ in 1..count {
             crew.children.push(start(crew.folder.path(), threads, memory)?);
         }
-        Ok(Engaged::Crew(crew))
+        Ok(Some(crew))
+    }
+
+    fn folder<J: Shared>(&self, job: &J, out: &Path, context: &Context) -> Result<JobFolder> {
+        let path = self.job.clone().unwrap_or_else(|| default_folder(out));
+        Ok(make_folder(job, &path, context)?)
+    }
+}
+
+impl EngineArgs {
+    /// Engages workers as [`WorkersArgs::engage`] does, or prints the script that starts them on an engine. `units` is the
+    /// number of the job's independent units.
+    ///
+    /// # Errors
+    /// As [`WorkersArgs::engage`]; a script that cannot be submitted.
+    pub fn engage<J: Shared>(
+        &self,
+        job: &J,
+        out: &Path,
+        units: Option<usize>,
+        context: &Context,
+    ) -> Result<Engaged> {
+        if let Some(engine) = self.engine {
+            let folder = self.workers.folder(job, out, context)?;
+            self.script(engine, &folder, units, context)?;
+            return Ok(Engaged::Scripted);
+        }
+        Ok(self.workers.engage(job, out, context)?.map_or(Engaged::Alone, Engaged::Crew))
     }
 
     /// Prints or submits the script of an engine.
@@ -112,7 +135,7 @@ impl WorkersArgs {
         units: Option<usize>,
         context: &Context,
     ) -> Result<()> {
-        let Some(workers) = self.workers.filter(|workers| *workers > 1) else {
+        let Some(workers) = self.workers.workers.filter(|workers| *workers > 1) else {
             let what = format!("--engine {} without --workers", engine.name);
             return Err(
                 BadInput::new("--workers", what, "at least 2: the processes that the engine starts").into()

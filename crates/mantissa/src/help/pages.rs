@@ -180,7 +180,11 @@ fn lines<'a>(pages: impl IntoIterator<Item = &'a Page>) -> String {
 
 /// Lists the engines that `--for` takes.
 fn engines() -> String {
-    let line = |engine: &&Engine| format!("  {:<16} {}\n", engine.name, engine.title);
+    let line = |engine: &&Engine| {
+        let others = engine.typed.join(", ");
+        let others = if others.is_empty() { others } else { format!("; also: {others}") };
+        format!("  {:<16} {}{others}\n", engine.name, engine.title)
+    };
     format!("Engines for --for:\n\n{}", ENGINES.iter().map(line).collect::<String>())
 }
 

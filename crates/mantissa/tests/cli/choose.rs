@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{command, fail, json, stderr, succeed, text};
+use crate::support::{command, fail, json, mantissa, stderr, succeed, text};
 
 /// Previews the choice for an engine.
 fn chosen(model: &str, engine: &str, bits: &str) -> Value {
@@ -73,7 +73,16 @@ fn every_engine_has_a_choice_that_its_rules_accept() {
     // The file is what the preview says, and the engine's rules hold for it as written.
     let out = temp.path().join("m.gguf");
     let arguments = ["quantize", "demo", "--for", "llama.cpp", "--bits", "8", "--out", text(&out), "--quiet"];
-    assert!(succeed(&arguments).contains("next        llama-cli -m "));
+    let said = succeed(&arguments);
+    for next in [
+        "llama-cli -m ",
+        "echo 'FROM ",
+        "ollama create m ",
+        &format!("mantissa run {} ", text(&out)),
+        "mantissa report ",
+    ] {
+        assert!(said.contains(&format!("next        {next}")), "{next}: {said}");
+    }
     succeed(&["lint", text(&out), "--for", "llama.cpp", "--quiet"]);
 }
 
@@ -113,15 +122,16 @@ fn bits_that_nothing_measured_has_are_answered_with_those_that_work() {
 }
 
 #[test]
-fn the_built_in_text_is_used_only_where_it_is_asked_for() {
+fn the_built_in_text_calibrates_where_no_other_is_given() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("out");
-    let quantize = ["quantize", "demo", "--recipe", "gptq-int4-g128", "--out", text(&out), "--quiet"];
-    let line = fail(2, &quantize);
-    assert!(line.contains("--calibration default"), "{line}");
-    assert!(fail(2, &[&quantize[..], &["--for", "vllm"]].concat()).contains("--calibration default"));
-    // The fix that the message proposes works.
-    succeed(&[&quantize[..], &["--calibration", "default", "--samples", "4", "--length", "64"]].concat());
+    let quantize = ["quantize", "demo", "--recipe", "gptq-int4-g128", "--out", text(&out)];
+    let few = [&quantize[..], &["--samples", "4", "--length", "64"]].concat();
+    let noted = stderr(&mantissa(&few));
+    assert!(noted.contains("calibration on the built-in text; --calibration TEXT"), "{noted}");
+    // Naming it is the same job.
+    let named = [&few[..], &["--calibration", "default"]].concat();
+    assert!(succeed(&named).contains("already complete"), "{named:?}");
     let quality: Value = serde_json::from_slice(&fs::read(out.join("quality.json")).unwrap()).unwrap();
     assert_eq!(
         (&quality["calibration"]["windows"], &quality["calibration"]["tokens"]),

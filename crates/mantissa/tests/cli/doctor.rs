@@ -320,6 +320,12 @@ fn a_text_reveals_the_fault_of_a_trained_model() {
         quantize("demo", recipe, &out);
         let sound = never_accused(text(&out), &a_text());
         assert!(sound["verdict"] == "sound" && sound["trials"].as_array().unwrap().len() > 4, "{sound}");
+        // With another BOS other tokens are predicted: the unchanged model is measured on them too.
+        for trial in sound["trials"].as_array().unwrap() {
+            let other = trial["alternative"] == "the other BOS";
+            assert_eq!(trial["unchanged_ppl"].is_f64(), other, "{trial}");
+            assert!(!other || trial["unchanged_ppl"] != sound["baseline"]["ppl"], "{trial}");
+        }
         plant(&out, "_proj", part, change);
         let report = named(&out, &a_text(), "model.layers.0.self_attn.q_proj.weight", Some(repair));
         let tried = report["trials"].as_array().unwrap().iter().find(|t| t["alternative"] == repair).unwrap();

@@ -45,6 +45,10 @@ fn the_budget_goes_where_it_saves_most() {
     assert_eq!((done["windows"].as_u64(), done["verification"]["ok"].as_bool()), (Some(2), Some(true)));
     assert_eq!(done["evaluation"]["text"]["windows"], 1);
     assert!(!temp.path().join("fit.fit").exists());
+    assert!(done["source_bytes"].as_u64() > done["bytes"].as_u64(), "{done}");
+    let next: Vec<&str> = done["next"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(next.iter().any(|command| command.starts_with("mantissa run ")), "{next:?}");
+    assert!(done["loads_in"].as_array().unwrap().iter().any(|name| name == "mantissa"), "{done}");
     // The KL of a unit equals that of a model with only this unit quantized.
     let unit = &units[7];
     assert_eq!(unit["modules"], serde_json::json!(["model.layers.1.mlp.down_proj"]));

@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use crate::support::{fail, json, succeed, text};
+use crate::support::{fail, json, mantissa, stderr, succeed, text};
 
 #[test]
 fn kept_layers_have_the_bytes_that_a_recipe_file_gives_them() {
@@ -60,4 +60,31 @@ fn a_name_or_pattern_that_matches_nothing_is_refused_with_the_nearest() {
     fs::write(&recipe, "weights = \"int4-g32\"\nkeep = [\"model.layers.0.mlp.down_prj\"]\n").unwrap();
     let line = fail(2, &by_file);
     assert!(line.contains("keep: expected") && line.contains("fix: model.layers.0.mlp.down_proj"), "{line}");
+}
+
+/// Engines run gate and up as one matrix: a pattern that keeps one of them has to keep the other.
+#[test]
+fn layers_that_run_fused_are_kept_together() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("out");
+    let command = ["quantize", "demo", "--recipe", "rtn-int4-g32", "--keep", "*mlp.gate*"];
+    let output = ["--out", text(&out), "--dry-run"];
+    let refused = fail(1, &[&command[..], &output, &["--for", "vllm"]].concat());
+    let fix = refused.trim_end().split("fix: mantissa ").nth(1).unwrap();
+    assert!(refused.contains("[fused-alike]"), "{refused}");
+    assert!(fix.contains("--recipe rtn-int4-g32 --keep '*mlp.gate*' --keep '*mlp.up_proj'"), "{fix}");
+    let words: Vec<String> = fix.split(' ').map(|word| word.replace('\'', "")).collect();
+    succeed(&words);
+    // Without an engine, those that the pattern costs are named.
+    let silent = mantissa(&[&command[..], &output].concat());
+    let warned = stderr(&silent);
+    assert!(silent.status.success() && warned.contains("warning: --keep: "), "{warned}");
+    assert!(warned.contains("vLLM") && warned.contains("--keep '*mlp.up_proj'"), "{warned}");
+    let both = [&command[..], &output, &["--keep", "*mlp.up_proj", "--keep", "lm_head"]].concat();
+    assert!(!stderr(&mantissa(&both)).contains("warning: --keep"));
+    // A finished output is fixed by quantizing them together, in the same scheme and format.
+    succeed(&[&command[..], &["--out", text(&out), "--quiet"]].concat());
+    let linted = mantissa(&["lint", text(&out), "--for", "vllm", "--reference", "demo", "--json"]);
+    let linted = String::from_utf8_lossy(&linted.stdout).into_owned();
+    assert!(linted.contains("mantissa quantize demo --recipe rtn-int4-g"), "{linted}");
 }

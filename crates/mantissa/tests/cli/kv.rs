@@ -149,7 +149,6 @@ fn recipes_name_schemes_of_the_cache() {
     let model = root().join("tests/data/tiny/llama2-gqa-tied");
     for (recipe, format, why) in [
         ("rtn-int4-g8+kv-int8-head", "compressed-tensors", "native"),
-        ("rtn-int8-channel+kv-fp8-e4m3-tensor@static", "compressed-tensors", "calibration"),
         ("rtn-q8_0+kv-fp8-e4m3-tensor@static", "gguf", "cannot record"),
     ] {
         let out = at("none");

@@ -463,26 +463,40 @@ fn recipes_and_schemes_are_listed() {
     let row = recipes["recipes"].as_array().unwrap().iter().find(|r| r["name"] == "w4a16").unwrap().clone();
     assert_eq!((&row["bits_per_weight"], &row["format"]), (&4.125.into(), &"compressed-tensors".into()));
     assert!(succeed(&["recipes"]).contains("vLLM"));
+    let four = json(&["recipes", "--for", "vllm", "--bits", "4", "--json"]);
+    let rows = four["recipes"].as_array().unwrap();
+    let has = |name: &str| rows.iter().any(|row| row["name"] == name);
+    assert!(has("gptq-int4-g128") && !has("fp8-dynamic") && !has("rotate-w4a4"), "{four}");
+    assert!(rows.iter().all(|row| row["loads_in"].as_str().unwrap().contains("vLLM")), "{four}");
+    let measured = rows.iter().find(|row| row["name"] == "gptq-int4-g128").unwrap();
+    assert!(measured["measured_kl"].as_f64().unwrap() > 0.0, "{measured}");
+    let methods = recipes["methods"].as_array().unwrap();
+    assert!(["gptaq", "scalesweep-gptaq"].iter().all(|name| methods.iter().any(|method| method == name)));
+    assert!(fail(2, &["recipes", "vllm"]).trim_end().ends_with("fix: mantissa recipes --for vllm"));
+    assert!(fail(2, &["recipes", "--for", "exllamav2", "--bits", "16"]).contains("fix: mantissa quantize"));
+    assert!(fail(2, &["inspect", "demo", "--for", "vllm"]).contains("mantissa lint MODEL --for ENGINE"));
 }
 
-/// What is listed as needed is what `quantize` refuses to work without, and with it the command works.
+/// What is listed as needed is what `quantize` calibrates on the built-in text if none is given, and says so.
 #[test]
 fn recipes_need_a_calibration_exactly_where_quantize_does() {
     let listed = json(&["recipes", "--json"]);
     let (mut needed, mut checked) = (Vec::new(), 0);
     for row in listed["recipes"].as_array().unwrap() {
         let name = row["name"].as_str().unwrap();
-        let command = ["quantize", "demo", "--recipe", name, "--dry-run", "--quiet"];
+        let command = ["quantize", "demo", "--recipe", name, "--dry-run"];
         let bare = mantissa(&command);
-        let refused = stderr(&bare).contains("expected a calibration text");
         // A mixture of experts has nothing to quantize in a dense model.
-        if !bare.status.success() && !refused && name == "int4-experts" {
+        if !bare.status.success() && name == "int4-experts" {
             continue;
         }
-        assert!(bare.status.success() || refused, "{name}: {}", stderr(&bare));
-        assert_eq!(row["calibration"], refused, "{name}: {}", stderr(&bare));
-        if refused {
-            succeed(&[&command[..], &["--calibration", "default"]].concat());
+        assert!(bare.status.success(), "{name}: {}", stderr(&bare));
+        let calibrated = stderr(&bare).contains("calibration on the built-in text");
+        assert_eq!(row["calibration"], calibrated, "{name}: {}", stderr(&bare));
+        if calibrated {
+            let named = mantissa(&[&command[..], &["--calibration", "default"]].concat());
+            assert!(named.status.success(), "{name}: {}", stderr(&named));
+            assert!(!stderr(&named).contains("calibration on the built-in text"));
             needed.push(name.to_owned());
         }
         checked += 1;

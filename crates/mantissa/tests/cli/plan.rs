@@ -376,3 +376,31 @@ fn a_plan_has_a_page() {
     succeed(&["plan", "--params", "8B", "--hardware", "h100", "--train", "--html", text(&training)]);
     assert!(fs::read_to_string(&training).unwrap().contains("<h1>Training plan: 8B on H100 SXM</h1>"));
 }
+
+/// A quantized model is named, with how it runs as it stands; nothing is rounded a second time.
+#[test]
+fn a_quantized_model_is_at_hand() {
+    let temp = TempDir::new().unwrap();
+    let file = temp.path().join("m.gguf");
+    succeed(&["quantize", "demo", "--recipe", "q8_0", "--out", text(&file), "--quiet"]);
+    let said = |more: &[&str]| {
+        let plan = ["plan", text(&file), "--hardware", "rtx4090", "--for", "llama.cpp"];
+        let said = succeed(&[&plan[..], more].concat());
+        said.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let four = said(&["--bits", "4"]);
+    assert!(four.contains("at hand Q8_0, ") && four.contains(": fits as it stands, decodes "), "{four}");
+    let makes =
+        "make from the unquantized model, as rounding twice loses more: mantissa quantize SOURCE --recipe ";
+    assert!(four.contains(makes), "{four}");
+    let eight = said(&["--bits", "8"]);
+    assert!(eight.contains("make nothing: it is the model at hand"), "{eight}");
+    let tiny = "bandwidth=100GB/s,memory=1MB,bf16=10TFLOPS";
+    let small = json(&["plan", text(&file), "--hardware", tiny, "--json"]);
+    assert_eq!((&small["at_hand"]["name"], &small["at_hand"]["fits"]), (&json!("Q8_0"), &json!(false)));
+    let folder = temp.path().join("folder");
+    succeed(&["quantize", "demo", "--recipe", "nf4", "--out", text(&folder), "--quiet"]);
+    let report = json(&["plan", text(&folder), "--hardware", "rtx4090", "--json"]);
+    assert_eq!(report["at_hand"]["name"], "nf4 in bitsandbytes");
+    assert!(json(&["plan", "demo", "--hardware", "rtx4090", "--json"])["at_hand"].is_null());
+}

@@ -126,3 +126,55 @@ fn commands_of_a_gguf_file_load_a_file() {
     assert!(!page.contains("transformers chat"), "it loads no file");
     succeed(&["lint", text(&at.join("m.gguf")), "--for", "transformers", "--quiet"]);
 }
+
+/// What other tools call a report is `compare` here: candidates on one page, a section for a model card.
+#[test]
+fn candidates_and_cards_lead_to_compare() {
+    let temp = TempDir::new().unwrap();
+    let at = temp.path();
+    for (recipe, out) in [("rtn-int4-g32", "a"), ("rtn-int8-channel", "b c")] {
+        succeed_in(at, &["quantize", "demo", "--recipe", recipe, "--out", out, "--quiet"]);
+    }
+    let refused = |arguments: &[&str]| {
+        let output = command().current_dir(at).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let line = refused(&["report", "a", "b c"]);
+    assert!(line.ends_with("fix: mantissa compare SOURCE a 'b c' --html models.report.html\n"), "{line}");
+    fs::write(at.join("cmp.json"), "{}").unwrap();
+    assert!(refused(&["report", "cmp.json"]).contains("fix: --html page.html"));
+    let line = refused(&["report", "a", "--out", "README.md"]);
+    assert!(
+        line.contains("mantissa compare MODEL OUTPUT --markdown=FILE") && !at.join("README.md").exists(),
+        "{line}"
+    );
+    for words in [&["report", "a", "--card"][..], &["card"], &["help", "card"]] {
+        assert!(refused(words).contains("mantissa compare MODEL OUTPUT --markdown="), "{words:?}");
+    }
+    let line = refused(&["compare", "demo", "--recipe", "a"]);
+    assert!(line.contains("got a, a model") && line.ends_with("fix: a without --recipe\n"), "{line}");
+    let line = refused(&["quantize", "demo", "--recipe", "nf4", "--out", "x.safetensors"]);
+    assert!(line.contains("fix: --out x, a folder"), "{line}");
+}
+
+/// A method that lowers the error of outputs is ranked by that, with what it means.
+#[test]
+fn calibrated_layers_are_ranked_by_the_error_of_outputs() {
+    let temp = TempDir::new().unwrap();
+    let at = temp.path();
+    let recipe = ["quantize", "demo", "--recipe", "gptq-int4-g32", "--samples", "8", "--quiet"];
+    let said = succeed_in(at, &[&recipe[..], &["--out", "q"]].concat());
+    let (_, table) = said.split_once("10 of 35 layers, largest error vs RTN first").unwrap();
+    let ranked: Vec<f64> = table
+        .lines()
+        .filter(|row| row.contains(" int4-g32"))
+        .map(|row| row.split_whitespace().last().unwrap().parse().unwrap())
+        .collect();
+    assert!(ranked.len() == 10 && ranked.is_sorted_by(|a, b| a >= b), "{said}");
+    let whole = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(whole.contains("squared error of the layer's outputs on the calibration inputs"), "{said}");
+    succeed_in(at, &["report", "q"]);
+    let page = fs::read_to_string(at.join("q.report.html")).unwrap();
+    assert!(page.contains("error vs RTN</th>") && page.contains("Layers with the largest error vs RTN (10)"));
+}

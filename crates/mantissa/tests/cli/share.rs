@@ -112,7 +112,10 @@ fn the_share_is_shown_before_work_and_recorded() {
         let found = kept.iter().find(|kept| kept["modules"] == modules);
         found.map(|kept| (kept["count"].as_u64().unwrap(), kept["why"].as_str().unwrap().to_owned()))
     };
-    assert_eq!(reason("model.layers.*.self_attn.k_proj"), Some((2, "kept by the recipe".to_owned())));
+    assert_eq!(
+        reason("model.layers.*.self_attn.k_proj"),
+        Some((2, "--keep or the recipe names it".to_owned()))
+    );
     assert!(reason("model.layers.*.mlp.gate").is_some_and(|(n, why)| n == 2 && why.starts_with("router")));
     assert!(reason("model.embed_tokens").is_some() && reason("lm_head").is_some());
     assert!(number(share, "linear") > number(share, "quantized"));

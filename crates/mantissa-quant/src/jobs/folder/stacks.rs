@@ -13,7 +13,7 @@ use super::Run;
 use crate::error::{QuantError, Result};
 use crate::layers::QuantizedLayer;
 use crate::plan::work_of;
-use crate::progress::Progress;
+use crate::progress::{Progress, RESUMED};
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
 
@@ -59,7 +59,7 @@ impl Run<'_, '_> {
         }
         for (info, _) in &stacked.members {
             self.layers.recovered(info)?;
-            self.advance(work_of(info), &info.module)?;
+            self.advance(work_of(info), RESUMED)?;
         }
         Ok(Some(reports))
     }

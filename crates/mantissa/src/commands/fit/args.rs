@@ -11,7 +11,7 @@ use crate::commands::calibration::CalibrationArgs;
 use crate::commands::lint;
 use crate::commands::model::ModelPath;
 use crate::commands::outcome::MeasureArgs;
-use crate::commands::parse::container;
+use crate::commands::parse::{container, page_path};
 use crate::commands::tables::TableArgs;
 use crate::commands::text::bound;
 
@@ -105,7 +105,7 @@ pub struct Args {
     #[arg(long, help_heading = "Output")]
     pub(super) layers: bool,
     /// Write an HTML page as well
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(long, value_name = "FILE", value_parser = page_path(), help_heading = "Output")]
     pub(super) html: Option<PathBuf>,
     #[command(flatten)]
     pub(super) measure: MeasureArgs,

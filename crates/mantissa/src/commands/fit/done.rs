@@ -9,8 +9,9 @@ use mantissa_quant::{Outcome, Quality};
 use serde::Serialize;
 
 use super::args::Args;
+use crate::commands::next_steps::NextSteps;
 use crate::commands::outcome::{human_figures, linear_bits, worst};
-use crate::commands::quantize::ALREADY;
+use crate::commands::quantize::{ALREADY, in_files, larger};
 use crate::commands::{tasks, verify};
 use crate::output::{Align, Table, bytes, counted, labelled, number, paragraph, written};
 
@@ -84,14 +85,19 @@ pub(super) struct Done<'a> {
     pub(super) served: Option<&'a Served>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) page: Option<&'a PathBuf>,
+    source_bytes: u64,
+    #[serde(flatten)]
+    next_steps: NextSteps,
 }
 
 impl<'a> Done<'a> {
     /// Describes the output of `job`, as the command line asks.
     pub(super) fn new(args: &'a Args, job: &'a Fit, report: &'a FitReport) -> Self {
         let outcome = &report.outcome;
+        let output = written(&job.out, report.container, outcome);
+        let source = &report.source;
         Done {
-            output: written(&job.out, report.container, outcome),
+            output,
             already_complete: false,
             method: report.method.clone(),
             units: &report.units,
@@ -106,6 +112,8 @@ impl<'a> Done<'a> {
             verification: outcome.verification.as_ref().map(|(verification, _)| verification),
             served: report.served.as_ref(),
             page: args.html.as_ref(),
+            source_bytes: source.checkpoint().stored_bytes(),
+            next_steps: NextSteps::new(&report.plan, &args.model, source, output, &args.targets),
         }
     }
 }
@@ -118,7 +126,10 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
         "output",
         &format!("{output}: {} in format {format}", counted(quality.layers.len() as u64, "layer")),
     )?;
-    labelled(out, "size", &bytes(quality.bytes))?;
+    let (tensors, source) = (bytes(quality.bytes), bytes(done.source_bytes));
+    let grown = larger(quality.bytes, done.source_bytes);
+    let size = format!("{tensors} of tensors from {source}{grown}{}", in_files(quality));
+    labelled(out, "size", &size)?;
     let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
     labelled(out, "bits", &format!("{linear} in linear layers by {}", done.method))?;
     if done.front.len() > 1 {
@@ -140,6 +151,7 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     tasks::human(out, &quality.tasks)?;
     done.verification.map_or(Ok(()), |verification| verify::human(out, verification))?;
     unit_table(out, done, layers)?;
+    done.next_steps.human(out)?;
     // Not wrapped, to be copied.
     done.page.map_or(Ok(()), |page| writeln!(out, "page        {}", page.display()))
 }

@@ -97,7 +97,7 @@ pub struct Args {
     #[command(flatten)]
     pub(super) training: TrainArgs,
     /// Write an HTML page as well
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::commands::parse::page_path())]
     pub(super) html: Option<PathBuf>,
 }
 

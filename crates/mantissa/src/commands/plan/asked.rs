@@ -8,6 +8,7 @@ use mantissa_plan::shape::ModelShape;
 use serde::Serialize;
 
 use super::args::Args;
+use super::at_hand::AtHand;
 use crate::commands::model::ModelPath;
 use crate::commands::next_steps::quoted;
 use crate::output::bytes;
@@ -21,6 +22,9 @@ pub(super) struct Report<'a> {
     pub(super) hardware: &'a Device,
     /// All figures of bytes and speed are predicted.
     pub(super) predicted: bool,
+    /// Quantized model that is planned for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) at_hand: Option<&'a AtHand>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) load: Option<Load>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]

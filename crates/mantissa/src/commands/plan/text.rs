@@ -9,6 +9,7 @@ use mantissa_plan::recommend::{Answer, Load, Refusal, Row, rate};
 use mantissa_quant::Recipe;
 
 use super::asked::{Asked, measures};
+use super::at_hand::AtHand;
 use crate::output::{Align, Table, bytes, labelled, paragraph};
 
 /// Returns the table of candidates.
@@ -103,8 +104,16 @@ pub fn loss(row: &Row) -> String {
 ///
 /// # Errors
 /// As `out`.
-pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn inference(
+    asked: &Asked<'_>,
+    load: &Load,
+    (answer, at_hand): (&Answer, Option<&AtHand>),
+    out: &mut dyn Write,
+) -> io::Result<()> {
     paragraph(out, 0, &asked.title())?;
+    if let (Some(at_hand), Some(place)) = (at_hand, asked.args.subject.model()) {
+        labelled(out, "at hand", &at_hand.words(place))?;
+    }
     let tokens =
         if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
     let text = format!(
@@ -129,30 +138,7 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
     labelled(out, "choose", &headline(answer))?;
     choice.reasons.iter().try_for_each(|reason| labelled(out, "because", reason))?;
     choice.changes.iter().try_for_each(|change| labelled(out, "changes", change))?;
-    if let Some(recipe) = choice.recipe {
-        let model = asked.args.subject.model();
-        let model =
-            model.map_or_else(|| "MODEL".to_owned(), |model| super::super::next_steps::quoted(model.typed()));
-        match answer.chosen().and_then(|row| row.loads.elsewhere) {
-            Some(other) => {
-                labelled(
-                    out,
-                    "make",
-                    &format!(
-                        "with {}: mantissa does not write what {} loads here ({})",
-                        other.tool, other.engine, other.source
-                    ),
-                )?;
-            }
-            None => labelled(out, "make", &makes(&model, recipe, choice.format))?,
-        }
-    }
-    if let Some((row, _)) = answer.split()
-        && let Some(recipe) = row.precision.recipe
-    {
-        let model = asked.args.subject.model().map(|model| super::super::next_steps::quoted(model.typed()));
-        labelled(out, "make", &makes(model.as_deref().unwrap_or("MODEL"), recipe, None))?;
-    }
+    make(asked, (answer, at_hand), out)?;
     labelled(out, "measure", &measures(asked.args.subject.model()))?;
     match &asked.args.html {
         // Not wrapped, to be copied.
@@ -160,6 +146,45 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
         None => Ok(()),
     }
 }
+
+/// Writes how the choice is made, and the split with the host.
+fn make(
+    asked: &Asked<'_>,
+    (answer, at_hand): (&Answer, Option<&AtHand>),
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let choice = &answer.recommendation;
+    let model = match (asked.args.subject.model(), at_hand) {
+        (_, Some(_)) => SOURCE.to_owned(),
+        (Some(model), None) => super::super::next_steps::quoted(model.typed()),
+        (None, None) => "MODEL".to_owned(),
+    };
+    let mut made = |precision: Option<&str>, command: String| match at_hand {
+        Some(at_hand) => labelled(out, "make", &at_hand.makes(precision, &command)),
+        None => labelled(out, "make", &command),
+    };
+    if let Some(recipe) = choice.recipe {
+        match answer.chosen().and_then(|row| row.loads.elsewhere) {
+            Some(other) => {
+                let why = format!(
+                    "with {}: mantissa does not write what {} loads here ({})",
+                    other.tool, other.engine, other.source
+                );
+                made(None, why)?;
+            }
+            None => made(choice.precision, makes(&model, recipe, choice.format))?,
+        }
+    }
+    if let Some((row, _)) = answer.split()
+        && let Some(recipe) = row.precision.recipe
+    {
+        made(Some(row.precision.name), makes(&model, recipe, None))?;
+    }
+    Ok(())
+}
+
+/// Stands for the unquantized model in a command.
+const SOURCE: &str = "SOURCE";
 
 /// Returns the command that makes the choice. The recipe finds its format, unless several hold it.
 fn makes(model: &str, recipe: &str, format: Option<&str>) -> String {

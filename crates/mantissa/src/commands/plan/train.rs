@@ -33,6 +33,7 @@ pub fn run(asked: &Asked<'_>, what: What, context: &Context) -> Result<()> {
         active_parameters: asked.shape.active_parameters(),
         hardware: asked.device,
         predicted: true,
+        at_hand: None,
         load: None,
         inference: None,
         training: Some(&answer),

@@ -14,7 +14,7 @@ use super::super::model::ModelPath;
 use super::super::outcome::MeasureArgs;
 use super::super::parse::container;
 use super::super::tables::TableArgs;
-use super::super::workers::WorkersArgs;
+use super::super::workers::EngineArgs;
 
 /// Quantize a model by a recipe, verify and measure the output
 ///
@@ -152,7 +152,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, help_heading = "Output", hide_short_help = true)]
     pub(super) max_shard_size: Option<u64>,
     #[command(flatten)]
-    pub(super) workers: WorkersArgs,
+    pub(super) workers: EngineArgs,
     #[command(flatten)]
     pub(super) measure: MeasureArgs,
     /// Job, once recipe and output are found: a choice plans every candidate.

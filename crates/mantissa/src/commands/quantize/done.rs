@@ -136,7 +136,8 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
         labelled(out, "kept", &line)?;
     }
     let grown = larger(r.bytes, done.source_bytes);
-    labelled(out, "size", &format!("{} from {}{grown}", bytes(r.bytes), bytes(done.source_bytes)))?;
+    let (tensors, source) = (bytes(r.bytes), bytes(done.source_bytes));
+    labelled(out, "size", &format!("{tensors} of tensors from {source}{grown}{}", in_files(r)))?;
     let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);
     let rest = if r.kept.is_empty() { "embeddings and head" } else { "kept layers, embeddings and head" };
     let all = format!("{:.3} with {rest}", r.bits_per_weight);
@@ -165,8 +166,15 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
     done.next_steps.human(out)
 }
 
+/// Names the bytes of the weight files, where they print otherwise than those of the tensors.
+pub fn in_files(quality: &Quality) -> String {
+    let weights = quality.hashes.weights.iter().filter(|(name, _)| !name.ends_with(".json"));
+    let files = bytes(weights.map(|(_, digest)| digest.len).sum());
+    if files == bytes(quality.bytes) { String::new() } else { format!("; {files} in files") }
+}
+
 /// Says by how much an output is larger than its source, as one that is quantized itself may be; empty if it is not.
-pub(super) fn larger(output: u64, source: u64) -> String {
+pub fn larger(output: u64, source: u64) -> String {
     let percent = 100.0 * (output as f64 / source.max(1) as f64 - 1.0);
     if percent < 0.5 { String::new() } else { format!(": {percent:.0} % larger than the source") }
 }

@@ -66,6 +66,26 @@ pub(super) fn share_line(share: &QuantizedShare) -> String {
     )
 }
 
+/// Predicted seconds from which on a shorter way is named.
+const LONG: f64 = 120.0;
+
+/// Fewest calibration samples that are worth naming.
+const FEW: usize = 16;
+
+/// Names a shorter calibration for a run of `seconds`, with its predicted time; `None` if the run is short or that saves
+/// little.
+pub(super) fn shorter(plan: &Plan, seconds: f64, threads: usize) -> Option<String> {
+    let set = plan.calibration().filter(|_| plan.runs_text() && seconds > LONG)?;
+    let samples = set.windows.len() / 4;
+    let less = predict::seconds(plan, set.tokens() / 4, threads);
+    (samples >= FEW && less < 0.7 * seconds).then(|| {
+        format!(
+            "shorter: --samples {samples}, a quarter of the calibration: {} (predicted)",
+            predict::duration(less)
+        )
+    })
+}
+
 /// Returns a number of parameters with three digits and its unit.
 fn count(parameters: u64) -> String {
     let (value, unit) = match parameters {

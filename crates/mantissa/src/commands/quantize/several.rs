@@ -42,6 +42,7 @@ pub(super) fn run(
     context: &Context,
 ) -> Result<()> {
     args.recipe.iter().for_each(|recipe| choose::note_name(recipe, context));
+    choose::note_calibration(&args.calibration.value(), &resolved.job.weights.calibration, context);
     if args.dry_run {
         let (plans, source) = (&prepared.plans, &prepared.source);
         let of = |(plan, least): (_, &u64)| {

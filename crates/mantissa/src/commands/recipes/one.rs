@@ -5,18 +5,18 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_num::page_command;
-use mantissa_plan::contract::Cell;
-use mantissa_plan::figures::FIGURES;
+use mantissa_plan::contract::{Cell, EngineTarget};
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{BUILT_IN, TRANSFORMS, spelled_out};
+use mantissa_quant::recipe::{BUILT_IN, TRANSFORMS, spelled_out, unlike_preset};
 use mantissa_quant::registry;
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
-use super::{Row, SIDE, calibration, in_pairs, of_file_type, readers, row};
+use super::{Row, SIDE, calibration, figures, in_pairs, of_file_type, readers, row};
 use crate::commands::losses::{Measured, print_measured};
 use crate::commands::next_steps::quoted;
 use crate::context::Context;
+use crate::error::BadInput;
 use crate::output::{Align, Table, labelled};
 
 #[derive(Serialize)]
@@ -44,6 +44,9 @@ struct Details {
     measured: Vec<Measured>,
     /// Command that makes it.
     command: String,
+    /// How it differs from a preset of the name that was typed.
+    #[serde(skip)]
+    elsewhere: Option<String>,
 }
 
 /// Step of a recipe.
@@ -73,7 +76,13 @@ struct Held {
 /// # Errors
 /// A name that is no recipe, or a file that is none; standard output cannot be written.
 pub fn run(name: &str, context: &Context) -> Result<()> {
-    let recipe = Recipe::load(name)?;
+    let recipe = Recipe::load(name).map_err(|error| match EngineTarget::parse(name) {
+        Ok(_) => {
+            let fix = format!("mantissa recipes --for {name}");
+            anyhow::Error::from(BadInput::new("recipes", name, "a recipe, not an engine").with_fix(fix))
+        }
+        Err(_) => error.into(),
+    })?;
     let report = Report { bits_per_weight_shape: [SIDE, SIDE], recipe: details(name, &recipe) };
     context.report(&report, |out| print(&report.recipe, out))
 }
@@ -85,8 +94,7 @@ fn details(typed: &str, recipe: &Recipe) -> Details {
         None if listed || Recipe::is_file(typed) => in_pairs(recipe),
         None => spelled_out(typed).unwrap_or_else(|| recipe.name.clone()),
     };
-    let names = [recipe.name.as_str(), full.as_str()];
-    let measured = FIGURES.iter().filter(|figure| figure.format.is_none() && names.contains(&figure.recipe));
+    let measured = figures(recipe, &full).map(Measured::from).collect();
     let text = if recipe.needs_calibration() { " --calibration default" } else { "" };
     Details {
         steps: steps(recipe),
@@ -97,9 +105,10 @@ fn details(typed: &str, recipe: &Recipe) -> Details {
         learns_layers: recipe.learns_layers(),
         types: types(recipe),
         formats: formats(recipe),
-        measured: measured.map(Measured::from).collect(),
+        measured,
         command: format!("mantissa quantize MODEL --recipe {}{text} --out OUT", quoted(Path::new(typed))),
         row: row(recipe, full),
+        elsewhere: unlike_preset(typed),
     }
 }
 
@@ -157,6 +166,7 @@ fn print(recipe: &Details, out: &mut dyn Write) -> io::Result<()> {
     let stands =
         if row.name == row.recipe { row.name.clone() } else { format!("{} = {}", row.name, row.recipe) };
     labelled(out, "recipe", &stands)?;
+    recipe.elsewhere.iter().try_for_each(|unlike| labelled(out, "here", unlike))?;
     for step in &recipe.steps {
         labelled(out, "does", &format!("{}: {}", step.name, step.does))?;
     }

@@ -10,6 +10,7 @@ use mantissa_quant::{Digests, ErrorReport, Figures, Kept, LayerReport, Quality};
 use super::launch::{Launch, Start};
 use super::{map, texts};
 use crate::commands::next_steps::quoted;
+use crate::commands::outcome::{VS_RTN, VS_RTN_MEANS, ranks_by_output};
 use crate::commands::quantize::fallback_line;
 use crate::commands::tasks;
 use crate::output::{Align, Table, bytes, count, number, shape};
@@ -232,7 +233,8 @@ fn quality_tiles(figures: &Figures) -> Vec<(&'static str, String, String)> {
 fn layers(page: &mut Page, quality: &Quality) {
     if let Some(errors) = map::errors(&quality.layers) {
         page.push(Html::heading("Error by layer and module"));
-        let largest = worst(&quality.layers).next().map_or_else(String::new, |layer| {
+        let by_output = ranks_by_output(quality);
+        let largest = worst(&quality.layers, false).next().map_or_else(String::new, |layer| {
             let percent = number(Some(100.0 * layer.error.relative_error), 3);
             format!(" The largest: {percent} % in {}.", layer.module)
         });
@@ -241,8 +243,17 @@ fn layers(page: &mut Page, quality: &Quality) {
              experts, the worst.{largest}"
         )));
         page.push(errors);
-        let title = format!("Layers with the largest error ({})", WORST.min(quality.layers.len()));
-        page.push(Html::details(&title, [table(&title, &layer_table(worst(&quality.layers)))]));
+        if by_output {
+            let method = &quality.method;
+            page.push(Html::paragraph(&format!(
+                "{method} lowers the error of the outputs and may raise that of the weights, so the map does not compare it \
+                 with other methods. {VS_RTN_MEANS}."
+            )));
+        }
+        let by = if by_output { VS_RTN } else { "error" };
+        let title = format!("Layers with the largest {by} ({})", WORST.min(quality.layers.len()));
+        let rows = layer_table(worst(&quality.layers, by_output), by_output);
+        page.push(Html::details(&title, [table(&title, &rows)]));
     }
     page.push(Html::heading("Bits per layer"));
     match map::bits(&quality.layers) {
@@ -251,7 +262,7 @@ fn layers(page: &mut Page, quality: &Quality) {
     }
     page.push(Html::details(
         &format!("All quantized layers ({})", quality.layers.len()),
-        [table("All quantized layers", &layer_table(quality.layers.iter()))],
+        [table("All quantized layers", &layer_table(quality.layers.iter(), ranks_by_output(quality)))],
     ));
     page.push(Html::details(
         &format!("All other tensors ({})", quality.tensors.len()),
@@ -268,10 +279,10 @@ fn same_bits(layers: &[LayerReport]) -> String {
     format!("All {} quantized layers have {bits} bits per weight ({}).", layers.len(), first.scheme)
 }
 
-/// Returns the layers with the largest error, the worst first.
-fn worst(layers: &[LayerReport]) -> impl Iterator<Item = &LayerReport> {
+/// Returns the layers with the largest error of weights, or of outputs relative to RTN's, the worst first.
+fn worst(layers: &[LayerReport], by_output: bool) -> impl Iterator<Item = &LayerReport> {
     let mut sorted: Vec<_> = layers.iter().collect();
-    sorted.sort_by(|a, b| b.error.relative_error.total_cmp(&a.error.relative_error));
+    sorted.sort_by(|a, b| b.ranked_error(by_output).total_cmp(&a.ranked_error(by_output)));
     sorted.into_iter().take(WORST)
 }
 
@@ -320,8 +331,12 @@ fn error_cells(error: &ErrorReport) -> [String; 3] {
     [number(error.sqnr_db, 4), number(Some(error.relative_error), 3), number(Some(error.max_abs_error), 3)]
 }
 
-fn layer_table<'a>(layers: impl Iterator<Item = &'a LayerReport>) -> Table {
-    let mut table = Table::new([
+/// Column of the notes of layers.
+const NOTES: usize = 8;
+
+/// Makes the table of `layers`, with the error of their outputs where methods compared it with RTN's.
+fn layer_table<'a>(layers: impl Iterator<Item = &'a LayerReport>, by_output: bool) -> Table {
+    let mut columns = vec![
         ("layer", Align::Left),
         ("scheme", Align::Left),
         ("method", Align::Left),
@@ -331,13 +346,21 @@ fn layer_table<'a>(layers: impl Iterator<Item = &'a LayerReport>) -> Table {
         ("relative error", Align::Right),
         ("max error", Align::Right),
         ("notes", Align::Left),
-    ]);
+    ];
+    if by_output {
+        columns.insert(NOTES, (VS_RTN, Align::Right));
+    }
+    let mut table = Table::new(columns);
     for layer in layers {
         let [sqnr, relative, largest] = error_cells(&layer.error);
         let remarks = layer.fallback.iter().chain(&layer.notes).cloned().collect::<Vec<_>>().join("; ");
         let (shape, bits) = (shape(&layer.shape), number(Some(map::bits_of(layer)), 4));
         let (module, scheme, method) = (layer.module.clone(), layer.scheme.clone(), layer.method.clone());
-        table.row([module, scheme, method, shape, bits, sqnr, relative, largest, remarks]);
+        let mut cells = vec![module, scheme, method, shape, bits, sqnr, relative, largest, remarks];
+        if by_output {
+            cells.insert(NOTES, number(layer.error_vs_rtn(), 3));
+        }
+        table.row(cells);
     }
     table
 }
