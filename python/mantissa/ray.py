@@ -42,7 +42,7 @@ _PATIENCE = 15.0
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID")
 """Ranks of what started the cluster, which every task of a machine has inherited."""
 
-_COMMANDS = ("quantize", "convert")
+_COMMANDS = ("quantize", "convert", "eval")
 """Commands whose work is divided: what stands before one of them on a command line starts the program."""
 
 

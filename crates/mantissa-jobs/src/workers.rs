@@ -99,8 +99,7 @@ pub fn make_folder<J: Shared>(job: &J, path: &Path, host: &Host) -> Result<JobFo
 /// Opens the folder at `path` for a worker, and checks that the job's inputs are on this machine.
 ///
 /// # Errors
-/// No folder of a job; another version; inputs with other content; another current folder than the job's, if it has
-/// relative paths.
+/// No folder of a job; another version; inputs with other content; another current folder than the job's.
 pub fn open_folder(path: &Path, host: &Host) -> Result<JobFolder> {
     let folder = JobFolder::open(path)?;
     let here = std::env::current_dir().at(".")?;

@@ -26,9 +26,13 @@ pub(crate) fn to_bytes<'a>(
     Some(out.0)
 }
 
-/// Reads the solution of `module`, whose planned scheme is `scheme`; `None` if the bytes are not what [`to_bytes`] wrote, or
+/// Reads the solution of `module`, whose planned scheme and shape are given; `None` if the bytes are not what [`to_bytes`] wrote, or
 /// have no such module.
-pub(crate) fn from_bytes(bytes: &[u8], module: &str, scheme: &Scheme) -> Option<Solved> {
+pub(crate) fn from_bytes(
+    bytes: &[u8],
+    module: &str,
+    (scheme, shape): (&Scheme, (usize, usize)),
+) -> Option<Solved> {
     let mut from = Reader(bytes);
     let mut found = None;
     for _ in 0..from.len(1)? {
@@ -39,12 +43,25 @@ pub(crate) fn from_bytes(bytes: &[u8], module: &str, scheme: &Scheme) -> Option<
         };
         let solved = from.solved(format)?;
         if name == module {
-            solved.quantized.rows.checked_mul(solved.quantized.cols).filter(|len| *len <= bytes.len() * 8)?;
-            solved.quantized.check().ok()?;
-            found = Some(solved);
+            found = Some(checked(solved, shape)?);
         }
     }
     found.filter(|_| from.0.is_empty())
+}
+
+/// Returns a solution whose parts fit each other and the shape `[rows, cols]`.
+fn checked(solved: Solved, (rows, cols): (usize, usize)) -> Option<Solved> {
+    if (solved.quantized.rows, solved.quantized.cols) != (rows, cols) {
+        return None;
+    }
+    solved.quantized.check().ok()?;
+    solved.outliers.iter().try_for_each(|extra| extra.check(rows, cols)).ok()?;
+    if let Some(groups) = &solved.g_idx {
+        let count = solved.quantized.format.blocks().count(rows, cols) / rows.max(1);
+        let fits = groups.len() == cols && groups.iter().all(|group| (*group as usize) < count);
+        return fits.then_some(solved);
+    }
+    Some(solved)
 }
 
 /// Returns the text of `format` if it is not the planned one, which has no text here.
@@ -396,7 +413,7 @@ mod tests {
         "int8-channel",
         "nvfp4",
         "mxfp4",
-        "mxfp8",
+        "mxfp8-e4m3",
         "nf4-g64",
         "nf4-dq",
         "q4_K",
@@ -406,14 +423,17 @@ mod tests {
         "fp8-e4m3-channel",
     ];
 
+    const SHAPE: (usize, usize) = (4, 256);
+
     fn solved(scheme: &Scheme) -> Solved {
-        let (rows, cols) = (4, 256);
+        let (rows, cols) = SHAPE;
         let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
         let (quantized, _) = rtn::quantize(scheme, &w, rows, cols, None, 1).unwrap();
         let stats = ErrorStats::of(&w, &quantized);
         Solved {
-            g_idx: Some(vec![1, 0, 3]),
-            outliers: Some(Extra::Sparse { starts: vec![0, 1], index: vec![7], values: vec![-0.0] }),
+            // Each column in the first group: every format has one.
+            g_idx: Some(vec![0; cols]),
+            outliers: Some(Extra::Sparse { starts: vec![0, 1, 1, 1, 1], index: vec![7], values: vec![-0.0] }),
             input_scale: Some(StaticScale { scale: 0.25, zero: -3 }),
             fallback: Some("a reason".to_owned()),
             output_error: Some(f64::from_bits(0x7ff8_0000_0000_0001)),
@@ -437,19 +457,37 @@ mod tests {
             let all = [("m.0", &scheme, &one), ("m.1", &scheme, &two)];
             let bytes = to_bytes(all.into_iter()).unwrap_or_else(|| panic!("{name}"));
             for (module, _, expected) in all {
-                let found = from_bytes(&bytes, module, &scheme).unwrap();
+                let found = from_bytes(&bytes, module, (&scheme, SHAPE)).unwrap();
                 assert_eq!(found.quantized, expected.quantized, "{name}");
                 assert_eq!(found.stats, expected.stats);
                 assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{name}");
                 let again = to_bytes([(module, &scheme, &found)].into_iter()).unwrap();
                 assert!(again == to_bytes([(module, &scheme, expected)].into_iter()).unwrap(), "{name}");
             }
-            assert!(from_bytes(&bytes, "m.2", &scheme).is_none());
+            assert!(from_bytes(&bytes, "m.2", (&scheme, SHAPE)).is_none());
             // A format that is not the planned one goes by name.
             let planned: Scheme = "int5-channel".parse().unwrap();
             let bytes = to_bytes([("m", &planned, &one)].into_iter()).unwrap_or_else(|| panic!("{name}"));
-            assert_eq!(from_bytes(&bytes, "m", &planned).unwrap().quantized, one.quantized, "{name}");
+            assert_eq!(
+                from_bytes(&bytes, "m", (&planned, SHAPE)).unwrap().quantized,
+                one.quantized,
+                "{name}"
+            );
         }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let scheme: Scheme = "int4-g32".parse().unwrap();
+        let one = solved(&scheme);
+        let bytes = |solved: &Solved| to_bytes([("m", &scheme, solved)].into_iter()).unwrap();
+        let read = |solved: &Solved, shape| from_bytes(&bytes(solved), "m", (&scheme, shape)).is_some();
+        assert!(read(&one, SHAPE) && !read(&one, (256, 4)) && !read(&one, (2, 512)));
+        for g_idx in [vec![8; 256], vec![0; 255]] {
+            assert!(!read(&Solved { g_idx: Some(g_idx), ..one.clone() }, SHAPE));
+        }
+        let outliers = Extra::Columns { index: vec![256], values: vec![0.0; 4] };
+        assert!(!read(&Solved { outliers: Some(outliers), ..one.clone() }, SHAPE));
     }
 
     #[test]
@@ -470,15 +508,17 @@ mod tests {
         let one = solved(&scheme);
         let bytes = to_bytes([("m", &scheme, &one)].into_iter()).unwrap();
         for cut in 0..bytes.len() {
-            assert!(from_bytes(&bytes[..cut], "m", &scheme).is_none(), "{cut}");
+            assert!(from_bytes(&bytes[..cut], "m", (&scheme, SHAPE)).is_none(), "{cut}");
         }
-        assert!(from_bytes(&[&bytes[..], &[0]].concat(), "m", &scheme).is_none());
+        assert!(from_bytes(&[&bytes[..], &[0]].concat(), "m", (&scheme, SHAPE)).is_none());
         for at in 0..bytes.len() {
             for flip in [1, 0x80, 0xff] {
                 let mut other = bytes.clone();
                 other[at] ^= flip;
                 // What is read has parts of consistent lengths.
-                from_bytes(&other, "m", &scheme).into_iter().for_each(|solved| drop(solved.values()));
+                from_bytes(&other, "m", (&scheme, SHAPE))
+                    .into_iter()
+                    .for_each(|solved| drop(solved.values()));
             }
         }
     }

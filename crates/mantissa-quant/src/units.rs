@@ -27,7 +27,6 @@ pub(crate) fn solution(plan: &Plan, info: &LinearInfo) -> Result<Option<Solved>>
     }
     let bytes = plan.options.team.result(&unit_of(plan, info))?;
     let scheme = plan.quantized().find(|(one, _)| one.module == info.module).map(|(_, scheme)| scheme);
-    let found =
-        bytes.zip(scheme).and_then(|(bytes, scheme)| solved_bytes::from_bytes(&bytes, &info.module, scheme));
-    Ok(found)
+    let (Some(bytes), Some(scheme)) = (bytes, scheme) else { return Ok(None) };
+    Ok(solved_bytes::from_bytes(&bytes, &info.module, (scheme, (info.rows, info.cols))))
 }

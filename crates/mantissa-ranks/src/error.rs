@@ -23,8 +23,8 @@ impl std::fmt::Display for Disagreement {
         let Disagreement { unit, stored, again } = self;
         write!(
             f,
-            "unit {unit}: expected equal results, got {} of worker {} and {} of worker {}; fix: one of the two \
-             machines computes wrongly or reads other inputs: run the job again without it",
+            "unit {unit}: expected equal results, got {} of worker {} and {} of worker {}; fix: one of the two machines \
+             computes wrongly or reads other inputs: find it, remove the folder of the job, and run it again without it",
             stored.1, stored.0, again.1, again.0
         )
     }
@@ -60,6 +60,16 @@ pub enum RankError {
         "units: expected all of them, got numbers: layers of a calibrated recipe wait for those before them; fix: start the worker without --unit and --units"
     )]
     DependentUnits,
+    /// There is no unit of a number.
+    #[error(
+        "units: expected a number below {count}, got {number}; fix: --json with --engine reports the number of units"
+    )]
+    NoUnit {
+        /// The number.
+        number: usize,
+        /// Number of units.
+        count: usize,
+    },
     /// A result is gone or damaged while a worker reads it.
     #[error("unit {_0}: expected its result, got none; fix: start this worker again")]
     Gone(String),
@@ -73,7 +83,7 @@ pub enum RankError {
     Launcher {
         /// The variable.
         name: &'static str,
-        /// What is expected.
+        /// Expected value.
         expected: &'static str,
         /// Its value.
         got: String,
@@ -86,9 +96,10 @@ impl RankError {
         match self {
             RankError::Store(error) => error.class(),
             RankError::Disagrees(..) | RankError::Gone(_) | RankError::Interrupted => ErrorClass::Environment,
-            RankError::Input { .. } | RankError::Launcher { .. } | RankError::DependentUnits => {
-                ErrorClass::Input
-            }
+            RankError::Input { .. }
+            | RankError::Launcher { .. }
+            | RankError::DependentUnits
+            | RankError::NoUnit { .. } => ErrorClass::Input,
         }
     }
 }

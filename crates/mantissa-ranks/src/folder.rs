@@ -19,6 +19,9 @@ use crate::lease::Worker;
 /// Name of the record in the folder.
 const RECORD: &str = "job.json";
 
+/// Folder of the units.
+const UNITS: &str = "units";
+
 /// Largest record in bytes: a model has thousands of files at most.
 const MAX_RECORD: u64 = 64 << 20;
 
@@ -36,6 +39,8 @@ pub struct InputFile {
     pub path: PathBuf,
     /// Digest of the content.
     pub digest: FileDigest,
+    /// Number of the job's input that it belongs to, and its path there: what tells two files of one name apart.
+    role: (usize, PathBuf),
     /// Identity on the machine that made the record.
     identity: Vec<i64>,
 }
@@ -61,7 +66,10 @@ pub struct JobRecord {
 impl JobRecord {
     /// Returns the key of the job: a digest of its version, what decides its results, and its inputs.
     pub fn key(&self) -> String {
-        let inputs = self.inputs.iter().map(|input| input.digest.hex());
+        let inputs = self.inputs.iter().map(|input| {
+            let (number, path) = &input.role;
+            format!("{number} {} {}", path.display(), input.digest.hex())
+        });
         let parts = [self.version.clone(), self.decides.clone()].into_iter().chain(inputs);
         FileDigest::of_pieces(parts.map(|part| part + "\n")).hex()
     }
@@ -98,18 +106,21 @@ impl JobFolder {
             job,
             decides: FileDigest::of(decides.to_string().as_bytes()).hex(),
             system: Worker::this().host_digits(),
-            inputs: hashed(inputs, continues)?,
+            inputs: hashed(inputs, path, continues)?,
         };
         let made = JobFolder { path: path.to_owned(), record };
+        if Self::read(path)?.is_none() {
+            require_new(path)?;
+        }
+        let io = |error| Error::Io { path: path.to_owned(), operation: "create", error };
+        disk::create_folders(&path.join(UNITS)).map_err(io)?;
+        // Another process may have made it meanwhile.
         if let Some(found) = Self::read(path)? {
             return match found.key() == made.record.key() {
                 true => Ok(JobFolder { record: found, ..made }),
                 false => Err(other_job(path)),
             };
         }
-        require_new(path)?;
-        let io = |error| Error::Io { path: path.to_owned(), operation: "create", error };
-        disk::create_folders(&path.join("units")).map_err(io)?;
         let text = serde_json::to_vec_pretty(&made.record).unwrap_or_default();
         write_file_atomic(&Output::owned(path.join(RECORD)), &text)?;
         Ok(made)
@@ -171,7 +182,7 @@ impl JobFolder {
 
     /// Returns the folder of the units.
     pub fn units(&self) -> UnitFolder {
-        UnitFolder { path: self.path.join("units"), key: self.record.key() }
+        UnitFolder { path: self.path.join(UNITS), key: self.record.key() }
     }
 
     /// The folder.
@@ -184,9 +195,10 @@ impl JobFolder {
     /// # Errors
     /// I/O.
     pub fn remove(self) -> Result<()> {
-        // The record goes last: a folder without it would not be known as ours.
         let io = |error| Error::Io { path: self.path.clone(), operation: "remove", error };
-        disk::remove_all(&self.path.join("units")).map_err(io)?;
+        // The record goes last but for what is empty: a folder without it would not be known as ours.
+        disk::remove_all(&self.path.join(UNITS)).map_err(io)?;
+        disk::remove_file_if_there(&self.path.join(RECORD)).map_err(io)?;
         Ok(disk::remove_all(&self.path).map_err(io)?)
     }
 
@@ -255,9 +267,16 @@ fn other_job(path: &Path) -> RankError {
     .into()
 }
 
-/// Refuses a path that holds anything but an empty folder.
+/// Refuses a path that holds anything but a folder that is empty or whose making was interrupted.
 fn require_new(path: &Path) -> Result<()> {
-    match fs::read_dir(path).map(|mut entries| entries.next().is_some()) {
+    let others = |entries: fs::ReadDir| {
+        let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
+        let ours = |name: &String| {
+            name == UNITS || name.starts_with(&format!(".{RECORD}")) || name.starts_with("inputs-")
+        };
+        names.filter(|name| !ours(name)).count()
+    };
+    match fs::read_dir(path).map(|entries| others(entries) > 0) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Ok(false) => Ok(()),
         Ok(true) => {
@@ -268,17 +287,22 @@ fn require_new(path: &Path) -> Result<()> {
     }
 }
 
-/// Hashes the files of `inputs`, of folders those inside.
-fn hashed(inputs: &[PathBuf], continues: &mut dyn FnMut() -> bool) -> Result<Vec<InputFile>> {
-    let mut files = BTreeSet::new();
-    inputs.iter().try_for_each(|input| collect(input, DEPTH, &mut files))?;
-    let mut input = |path: PathBuf| -> Result<InputFile> {
-        let io = |error| Error::Io { path: path.clone(), operation: "look up", error };
-        let before = fs::metadata(&path).map_err(io)?;
-        let digest = digest_of(&path, continues)?;
-        Ok(InputFile { identity: identity(&before), digest, path })
-    };
-    files.into_iter().map(&mut input).collect()
+/// Hashes the files of `inputs`, of folders those inside except the folder of the job, in the order of the inputs.
+fn hashed(inputs: &[PathBuf], job: &Path, continues: &mut dyn FnMut() -> bool) -> Result<Vec<InputFile>> {
+    let job = fs::canonicalize(job).ok();
+    let mut all = Vec::new();
+    for (number, input) in inputs.iter().enumerate() {
+        let mut files = BTreeSet::new();
+        collect(input, DEPTH, job.as_deref(), &mut files)?;
+        for path in files {
+            let io = |error| Error::Io { path: path.clone(), operation: "look up", error };
+            let before = fs::metadata(&path).map_err(io)?;
+            let digest = digest_of(&path, continues)?;
+            let below = path.strip_prefix(input).unwrap_or(&path).to_owned();
+            all.push(InputFile { identity: identity(&before), digest, role: (number, below), path });
+        }
+    }
+    Ok(all)
 }
 
 /// Hashes the file at `path`; fails if `continues` says no.
@@ -288,20 +312,21 @@ fn digest_of(path: &Path, continues: &mut dyn FnMut() -> bool) -> Result<FileDig
 }
 
 /// Adds the files at `path` to `files`; hidden ones are no part of a model.
-fn collect(path: &Path, depth: usize, files: &mut BTreeSet<PathBuf>) -> Result<()> {
+fn collect(path: &Path, depth: usize, job: Option<&Path>, files: &mut BTreeSet<PathBuf>) -> Result<()> {
     let io = |operation| move |error| Error::Io { path: path.to_owned(), operation, error };
     let found = fs::metadata(path).map_err(|e| Error::opening(path, "an input of the job", "look up", e))?;
     if !found.is_dir() {
         files.insert(path.to_owned());
         return Ok(());
     }
-    if depth == 0 {
+    let is_job = || job.is_some_and(|job| fs::canonicalize(path).is_ok_and(|path| path == job));
+    if depth == 0 || is_job() {
         return Ok(());
     }
     for entry in fs::read_dir(path).map_err(io("list folder"))? {
         let entry = entry.map_err(io("list folder"))?;
         if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-            collect(&entry.path(), depth - 1, files)?;
+            collect(&entry.path(), depth - 1, job, files)?;
         }
     }
     Ok(())
@@ -345,6 +370,40 @@ mod tests {
         fs::write(at("b/model"), "weightz").unwrap();
         let said = create(&at("job-a"), "d", &[at("b")]).unwrap_err().to_string();
         assert!(said.contains("job.json: job: expected this job with these inputs"), "{said}");
+    }
+
+    /// The same files in other roles, such as two calibration texts, are another job.
+    #[test]
+    fn keys_follow_the_roles_of_inputs() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["a", "b"] {
+            fs::create_dir_all(at(name)).unwrap();
+            fs::write(at(name).join("text"), name).unwrap();
+        }
+        let inputs = ["a/text", "b/text"].map(&at);
+        let first = create(&at("job"), "d", &inputs).unwrap();
+        let [a, b] = inputs;
+        assert_ne!(first.record.key(), create(&at("other"), "d", &[b.clone(), a]).unwrap().record.key());
+        assert!(create(&at("job"), "d", &[b, at("a/text")]).is_err());
+    }
+
+    #[test]
+    fn an_interrupted_start_and_end_are_gone_on_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("job/units")).unwrap();
+        fs::write(at("job/.job.json.mantissa-1"), "{").unwrap();
+        let job = create(&at("job"), "d", &[]).unwrap();
+        fs::remove_dir(at("job/units")).unwrap();
+        assert_eq!(create(&at("job"), "d", &[]).unwrap().record, job.record);
+        assert!(at("job/units").is_dir());
+        // A folder that lies in an input is no part of it.
+        fs::write(folder.path().join("model"), "m").unwrap();
+        let inside = create(&at("inside"), "d", &[folder.path().to_owned()]).unwrap();
+        assert_eq!(create(&at("inside"), "d", &[folder.path().to_owned()]).unwrap().record, inside.record);
+        job.remove().unwrap();
+        assert!(!at("job").exists());
     }
 
     #[test]

@@ -72,7 +72,12 @@ impl Rank {
         let first = launcher.first.map_or(Ok(None), number)?.unwrap_or(0);
         let count = launcher.count.map_or(Ok(None), number)?;
         let found = number(launcher.index)?.unwrap_or(0);
-        let index = found.checked_sub(first).filter(|index| count.is_none_or(|count| *index < count));
+        // Numbers of an array may have gaps, as where some of it runs again.
+        let within = |index: usize| match (launcher.first, count) {
+            (Some(_), Some(count)) => Some(index % count.max(1)),
+            (_, count) => Some(index).filter(|index| count.is_none_or(|count| *index < count)),
+        };
+        let index = found.checked_sub(first).and_then(within);
         let wrong = || RankError::Launcher {
             name: launcher.index,
             expected: "an index below the number of processes",
@@ -117,6 +122,8 @@ mod tests {
             ("SLURM_NTASKS", "1"),
         ];
         assert_eq!(rank(&array), Ok(Some((2, Some(4), "Slurm array"))));
+        let gaps = [("SLURM_ARRAY_TASK_ID", "9"), array[1], ("SLURM_ARRAY_TASK_COUNT", "2")];
+        assert_eq!(rank(&gaps), Ok(Some((0, Some(2), "Slurm array"))));
         assert_eq!(rank(&array[3..]), Ok(Some((0, Some(1), "Slurm"))));
         assert_eq!(rank(&[("RANK", "0"), ("WORLD_SIZE", "8")]), Ok(Some((0, Some(8), "torchrun"))));
         assert_eq!(rank(&[("JOB_COMPLETION_INDEX", "5")]), Ok(Some((5, None, "Kubernetes"))));

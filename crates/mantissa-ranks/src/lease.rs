@@ -69,7 +69,7 @@ impl Worker {
 
     /// Name for messages and records: machine and process id.
     pub(crate) fn name(&self) -> String {
-        format!("{}:{}", self.host, self.pid)
+        format!("{}:{}-{}", self.host, self.pid, self.start)
     }
 
     /// Returns eight digits that differ between machines.
@@ -153,7 +153,15 @@ impl<'a> Lease<'a> {
         }
         seen.0.remove(path);
         let io = |error| Error::Io { path: path.to_owned(), operation: "end a lease", error };
-        disk::remove_file_if_there(path).map_err(io)?;
+        // Of several processes that see its end one moves it away; the others find no lease, or that of the first.
+        let ended = path.with_extension(format!("{}.ended", Worker::this().name().replace('/', "-")));
+        match disk::rename(path, &ended) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            moved => {
+                moved.map_err(io)?;
+                disk::remove_file_if_there(&ended).map_err(io)?;
+            }
+        }
         Self::create(path, heart)
     }
 
@@ -166,7 +174,9 @@ impl<'a> Lease<'a> {
         };
         let lease = Lease { path: path.to_owned(), heart };
         let line = Worker::this().to_line();
+        // Other machines must see it: a client of NFS keeps what is not synced.
         disk::write_at(&file, path, line.as_bytes(), 0).map_err(io("write a lease"))?;
+        disk::sync_data(&file, path).map_err(io("sync a lease"))?;
         heart.hold(Held { file, path: path.to_owned(), len: line.len() as u64 });
         Ok(Some(lease))
     }
@@ -175,8 +185,13 @@ impl<'a> Lease<'a> {
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
         self.heart.release(&self.path);
-        // A lease that stays ends by itself.
-        let _ = disk::remove_file_if_there(&self.path);
+        // Another process may have taken it because this one was silent. A lease that stays ends by itself.
+        let own = Worker::this().to_line();
+        let bytes =
+            regular::read_optional(&self.path, MAX_LEASE, "a lease").ok().flatten().unwrap_or_default();
+        if bytes.starts_with(own.as_bytes()) {
+            let _ = disk::remove_file_if_there(&self.path);
+        }
     }
 }
 
@@ -187,7 +202,7 @@ struct Held {
     len: u64,
 }
 
-/// What the thread that beats shares with the process: the leases, and whether it ends.
+/// State of the thread that beats: the leases, and whether it ends.
 #[derive(Default)]
 struct Pulse {
     held: Mutex<(Vec<Held>, bool)>,
@@ -240,7 +255,8 @@ impl Pulse {
             }
             for held in &mut held.0 {
                 // A beat that cannot be written is missed.
-                if disk::write_at(&held.file, &held.path, b".", held.len).is_ok() {
+                let written = disk::write_at(&held.file, &held.path, b".", held.len);
+                if written.and_then(|()| disk::sync_data(&held.file, &held.path)).is_ok() {
                     held.len += 1;
                 }
             }

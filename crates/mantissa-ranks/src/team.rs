@@ -23,7 +23,7 @@ pub type Unit = String;
 #[derive(Clone, Debug, Default)]
 pub struct Team(Option<Arc<Shared>>);
 
-/// What one worker does of the work.
+/// Share of the work of one worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Part {
     /// Rank that a launcher gave.
@@ -105,6 +105,9 @@ impl Team {
         tick: &mut dyn FnMut(usize) -> Result<(), E>,
     ) -> Result<(), E> {
         let Some(shared) = &self.0 else { return Ok(()) };
+        if let Some(only) = shared.part.only.clone().filter(|only| only.start >= units.len()) {
+            return Err(RankError::NoUnit { number: only.start, count: units.len() }.into());
+        }
         let mut left = shared.part.order(units.len());
         let mut pause = LOOK[0];
         loop {
@@ -338,7 +341,9 @@ mod tests {
         let only = |only| Team::join(folder(&path), Part { only: Some(only), ..Part::default() });
         assert_eq!(compute(&only(3..4)), 1);
         assert_eq!(compute(&only(3..9)), 1);
-        assert_eq!(compute(&only(7..9)), 0);
+        let mut none = |_| -> Result<Vec<u8>> { panic!("computed") };
+        let said = only(7..9).complete(&names, &mut none, &mut |_| Ok(())).unwrap_err().to_string();
+        assert!(said.contains("expected a number below 5, got 7"), "{said}");
         assert_eq!((0..5).filter(|unit| team(&path, 0, 0.0).has(&names[*unit])).count(), 2);
         assert_eq!(compute(&team(&path, 0, 0.0)), 3);
     }

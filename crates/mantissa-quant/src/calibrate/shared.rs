@@ -128,6 +128,7 @@ impl Calibration<'_> {
                 // Damaged, or removed because this worker is far behind.
                 None => {
                     let bytes = self.run_group(&running, &mut workers, group.clone())?;
+                    sharing.team.replace(name, bytes.clone())?;
                     read(&bytes, group.len(), inputs.len()).unwrap_or_default()
                 }
             };

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use mantissa_store::Error;
+use mantissa_ranks::RankError;
 use mantissa_store::convention::ModelFiles;
 
 use super::gguf_file::importance;
@@ -43,7 +43,7 @@ fn part_of(plan: &Plan, source: &ModelFiles, progress: &mut Tell<'_>) -> Result<
         false => Folded::new(source, &prepared.folds),
     };
     // Nothing is stored: solutions come from the folder of the job.
-    let none = || Err(Error::NoTensor { path: source.dir().to_owned(), tensor: String::new() }.into());
+    let none = || Err(RankError::Gone("of a layer before".to_owned()).into());
     let layers = Layers::new(plan, &folded, Box::new(none)).prepared(&prepared);
     let mut layers = layers.with_importance(importance.as_deref());
     let label = plan.job.method_name();

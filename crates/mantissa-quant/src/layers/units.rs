@@ -32,20 +32,22 @@ impl<'a> Layers<'a> {
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
         let plan = self.plan;
-        let units = match plan.options.team.is_shared() {
-            true => self.units_with(info),
-            false => Vec::new(),
-        };
-        let Some(unit) = units.iter().find(|unit| unit.solves(info)) else {
+        if !plan.options.team.is_shared() {
             return self.solved_here(info, scheme, tick);
-        };
-        if self.completed.insert(unit.name.clone()) {
+        }
+        if !self.completed.contains(&unit_of(plan, info)) {
+            let units = self.units_with(info);
+            if !units.iter().any(|unit| unit.solves(info)) {
+                return self.solved_here(info, scheme, tick);
+            }
             self.complete(&units, tick)?;
         }
         let Some(solved) = solution(plan, info)? else {
             // Damaged since, or in a format that is not exchanged.
-            let bytes = self.solve_unit(unit, tick)?;
-            plan.options.team.replace(&unit.name, bytes.clone())?;
+            for unit in self.units_with(info).iter().filter(|unit| unit.solves(info)) {
+                let bytes = self.solve_unit(unit, tick)?;
+                plan.options.team.replace(&unit.name, bytes)?;
+            }
             return match solution(plan, info)? {
                 Some(solved) => Ok(solved),
                 None => self.solved_here(info, scheme, tick),
@@ -80,8 +82,8 @@ impl<'a> Layers<'a> {
         let team = &self.plan.options.team;
         let names: Vec<String> = units.iter().map(|unit| unit.name.clone()).collect();
         let finished = names.iter().all(|name| team.has(name));
-        if let Some((info, _)) = units.first().and_then(|unit| unit.layers.first()).filter(|_| !finished) {
-            self.prepare(info, tick)?;
+        if !finished {
+            self.prepare(units, tick)?;
         }
         let tick = RefCell::new(tick);
         let mut compute = |unit: usize| self.solve_unit(&units[unit], &mut **tick.borrow_mut());
@@ -91,16 +93,23 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Calibrates what the solution of a layer needs. Every worker does, before one takes the unit: they divide the passes.
-    fn prepare(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<()> {
-        let work = self.plan.work_on(info).unwrap_or(Work::Nearest);
-        if self.sequential.is_none() || matches!(work, Work::Nearest) {
+    /// Calibrates what the solutions of `units` need. Every worker does, before one takes a unit: they divide the passes.
+    fn prepare(&mut self, units: &[LayerUnit<'_>], tick: &mut Tick<'_>) -> Result<()> {
+        if self.sequential.is_none() {
             return Ok(());
         }
         self.quantize_inputs(tick)?;
-        match &mut self.sequential {
-            Some(sequential) => sequential.begin(info, matches!(work, Work::Layer(_)), tick),
-            None => Ok(()),
+        let plan = self.plan;
+        let work = |info: &LinearInfo| plan.work_on(info).unwrap_or(Work::Nearest);
+        let layers = || units.iter().flat_map(|unit| &unit.layers).map(|(info, _)| *info);
+        let Some(sequential) = &mut self.sequential else { return Ok(()) };
+        match layers().find(|info| !matches!(work(info), Work::Nearest)) {
+            Some(info) => sequential.begin(info, matches!(work(info), Work::Layer(_)), tick),
+            // A weight that is rounded to nearest is put in place for the layers behind it.
+            None => layers().try_for_each(|info| match plan.solves_after(info) {
+                true => sequential.begin(info, true, tick),
+                false => Ok(()),
+            }),
         }
     }
 

@@ -145,7 +145,7 @@ impl Execute for Args {
                 }
                 let outcome = tell_failure(prepared.run(context), context)?;
                 if let Engaged::Crew(crew) = engaged {
-                    crew.finish(context)?;
+                    crew.finish(context);
                 }
                 outcome
             }

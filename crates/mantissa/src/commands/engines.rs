@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use mantissa_jobs::escape::quoted;
 
-/// What the script of an engine names.
+/// Parts of an engine's script.
 #[derive(Clone)]
 pub struct Launch {
     /// Words that start this program.
@@ -53,7 +53,9 @@ const ENGINES: [Engine; 4] = [
 pub fn parse(text: &str) -> Result<&'static Engine, String> {
     let names = ENGINES.map(|engine| engine.name);
     let found = ENGINES.iter().find(|engine| engine.name == text);
-    found.ok_or_else(|| format!("expected {}, got {text}", names.join(", ")))
+    let wrong =
+        || format!("expected {}, got {text}; --for names an engine that serves models", names.join(", "));
+    found.ok_or_else(wrong)
 }
 
 impl Launch {
@@ -139,6 +141,10 @@ spec:
   completions: {workers}
   parallelism: {workers}
   backoffLimitPerIndex: 100
+  podFailurePolicy:
+    rules:
+      - action: FailJob
+        onExitCodes: {{containerName: worker, operator: In, values: [1, 2]}}
   template:
     spec:
       restartPolicy: Never

@@ -43,7 +43,7 @@ impl Execute for Args {
             None => job.run(context)?,
             Some(crew) => {
                 let report = job.run_with(&crew.team, context)?;
-                crew.finish(context)?;
+                crew.finish(context);
                 report
             }
         };

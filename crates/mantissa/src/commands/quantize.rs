@@ -123,7 +123,7 @@ fn carry_out(
     coverage.iter().try_for_each(|found| coverage::show(found, context))?;
     let report = tell_failure(prepared.run(coverage, context), context)?;
     if let Engaged::Crew(crew) = engaged {
-        crew.finish(context)?;
+        crew.finish(context);
     }
     Ok(Some((report.outcomes, report.time)))
 }

@@ -219,10 +219,7 @@ fn submit(engine: &Engine, script: &str) -> Result<String> {
 
 impl Crew {
     /// Ends the local workers, tells of those that failed, and removes the folder unless it was named.
-    ///
-    /// # Errors
-    /// The folder cannot be removed.
-    pub fn finish(mut self, context: &Context) -> Result<()> {
+    pub fn finish(mut self, context: &Context) {
         let workers = self.children.len() + 1;
         for (number, mut child) in self.children.drain(..).enumerate() {
             let ended = child.try_wait().ok().flatten();
@@ -240,9 +237,13 @@ impl Crew {
         context.note(&format!("{workers} workers; this one solved {} units", self.team.computed()));
         match self.named {
             true => context.note(&format!("{}: can be removed", self.folder.path().display())),
-            false => self.folder.clone().remove()?,
+            false => {
+                // The work is done: what another process still does there is no failure.
+                if let Err(error) = self.folder.clone().remove() {
+                    context.warn(&format!("the folder of the job was not removed: {error}"));
+                }
+            }
         }
-        Ok(())
     }
 }
 
