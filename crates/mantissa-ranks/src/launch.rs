@@ -95,10 +95,14 @@ impl Rank {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
-    fn rank(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usize>, &'static str)>, String> {
+    /// Index, count and launcher.
+    type Found = (usize, Option<usize>, &'static str);
+
+    fn rank(variables: &[(&str, &str)]) -> Result<Option<Found>, String> {
         let get = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };

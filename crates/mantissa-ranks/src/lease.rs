@@ -52,7 +52,7 @@ impl Worker {
             let text = regular::read_text(Path::new(path), 4096, "a file of the system").ok()?;
             let word = text.split_whitespace().next()?;
             // Words are separated by spaces in a lease.
-            Some(word.chars().filter(|c| c.is_ascii_graphic()).take(100).collect::<String>())
+            Some(word.chars().filter(char::is_ascii_graphic).take(100).collect::<String>())
         };
         let host = proc("/proc/sys/kernel/hostname").filter(|host| !host.is_empty());
         let namespace = std::fs::read_link("/proc/self/ns/pid").ok();

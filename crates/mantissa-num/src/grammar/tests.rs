@@ -102,7 +102,7 @@ fn errors_name_the_wrong_part() {
         ("int4-g0", "g0"),
         ("int4-g+8", "g+8"),
         ("int4-g99999999999", "g99999999999"),
-        ("int4", ""),
+        ("int4", "int4 alone"),
         ("int4-g32:floor", "floor"),
         ("mxfp4:full", "full"),
         ("mxfp4-g16", "g16"),

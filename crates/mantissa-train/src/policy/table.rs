@@ -92,20 +92,16 @@ fn seeded(master: Master, seed: u64) -> Master {
     }
 }
 
-/// # Errors
-/// [`TableFault`] for a master copy that does not fit the weights.
-/// Names that stand for one that is no policy: those that it may mean, or all.
+/// Returns the names for one that is no policy: those that it may mean, or all.
 fn names_for(typed: &str) -> String {
     match Policy::meant_by(typed).as_slice() {
         [] => Policy::names().collect::<Vec<_>>().join(", "),
-        meant => format!(
-            "{} (all: mantissa train --show-policy list); fix: --set precision.policy={}",
-            meant.join(", "),
-            meant[0]
-        ),
+        meant => format!("{} (all: mantissa train --show-policy list)", meant.join(", ")),
     }
 }
 
+/// # Errors
+/// [`TableFault`] for a master copy that does not fit the weights.
 fn check_storage(policy: &Policy) -> Faulty<()> {
     match (policy.master, policy.weights) {
         (Master::Stochastic { .. } | Master::Remainder, found) if found != Precision::Bf16 => {

@@ -164,7 +164,7 @@ fn row(recipe: &Recipe, full: String) -> Row {
     let readers = readers(recipe, container);
     // Models stand from the smallest to the largest.
     let of = |model: &&str| figures(recipe, &full).find(|figure| figure.model == *model);
-    let measured_kl = MODELS.iter().rev().find_map(|model| of(&model)).map(|figure| figure.kl);
+    let measured_kl = MODELS.iter().rev().find_map(of).map(|figure| figure.kl);
     Row {
         name: recipe.name.clone(),
         measured_kl,

@@ -29,8 +29,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Reads its rank from the environment of MPI, Slurm, torchrun or Kubernetes, so that workers begin apart.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa worker model-int4.job
-  mantissa worker model-int4.job --audit 1%")]
+  mantissa quantize demo --recipe rtn-int4-g128 --out demo-w --job demo-w.job
+  mantissa worker demo-w.job
+  mantissa worker demo-w.job --audit 1%")]
 pub struct Args {
     /// Folder of the job
     job: PathBuf,

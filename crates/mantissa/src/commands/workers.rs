@@ -56,7 +56,7 @@ pub enum Engaged {
     /// A script was printed or submitted: nothing is left to do here.
     Scripted,
     /// Among this process and others.
-    Crew(Crew),
+    Crew(Box<Crew>),
 }
 
 /// Workers on one job, of which this process is one.
@@ -124,7 +124,10 @@ impl EngineArgs {
             self.script(engine, &folder, units, context)?;
             return Ok(Engaged::Scripted);
         }
-        Ok(self.workers.engage(job, out, context)?.map_or(Engaged::Alone, Engaged::Crew))
+        Ok(self
+            .workers
+            .engage(job, out, context)?
+            .map_or(Engaged::Alone, |crew| Engaged::Crew(Box::new(crew))))
     }
 
     /// Prints or submits the script of an engine.

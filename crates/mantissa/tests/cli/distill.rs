@@ -67,7 +67,7 @@ fn a_distilled_student_is_nearer_to_its_teacher_than_a_fine_tuned_one() {
         "quantize    mantissa quantize {} --recipe rtn-int2-g32 --format native",
         text(&qad.join("model"))
     );
-    assert!(said.contains(&next) && said.contains("(mostly bf16, "), "{said}");
+    assert!(said.contains(&next) && said.contains("(mostly f32, "), "{said}");
     let rounded = [
         "--set",
         "precision.fprop.w=\"int2-g32\"",

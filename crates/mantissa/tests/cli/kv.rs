@@ -320,7 +320,7 @@ fn levels_go_along_with_a_model() {
     assert_eq!(json(&["verify", text(&at("sharded-levels")), "--json", "--quiet"])["ok"], true);
 }
 
-/// Only the native format stores levels, and learning them needs a text.
+/// Only the native format stores levels.
 #[test]
 fn levels_that_have_no_place_are_refused() {
     let temp = TempDir::new().unwrap();
@@ -336,7 +336,6 @@ fn levels_that_have_no_place_are_refused() {
         assert!(line.contains(says) && !no.exists(), "{says}: {line}");
     };
     let quantizing = ["quantize", text(&model), "--recipe", "rtn-int4-g8+kv-nuq3"];
-    refused(&quantizing, "calibration");
     let elsewhere = ["--format", "compressed-tensors", "--calibration-tokens", tokens];
     refused(&[&quantizing[..], &elsewhere].concat(), "native");
     refused(&["convert", text(&at("with")), "--format", "compressed-tensors"], "levels of nuq3");

@@ -38,7 +38,9 @@ impl Place {
             fs::write(place.path().join(name), &short).unwrap();
         }
         let line = |i: usize| format!("{{\"text\": \"{i}: Once upon a time there was a dog.\"}}\n");
-        fs::write(place.path().join("data.jsonl"), (0..8).map(line).collect::<String>()).unwrap();
+        for name in ["data.jsonl", "FILE.jsonl"] {
+            fs::write(place.path().join(name), (0..8).map(line).collect::<String>()).unwrap();
+        }
         succeed(&["quantize", "demo", "--recipe", "w4a16", "--quiet", "--out", &place.named("quantized")]);
         let weights = place.path().join("quantized/model.safetensors");
         fs::copy(weights, place.path().join("weights.safetensors")).unwrap();

@@ -141,7 +141,7 @@ fn candidates_and_cards_lead_to_compare() {
         stderr(&output)
     };
     let line = refused(&["report", "a", "b c"]);
-    assert!(line.ends_with("fix: mantissa compare SOURCE a 'b c' --html models.report.html\n"), "{line}");
+    assert!(line.ends_with("fix: mantissa compare SOURCE a 'b c' --html candidates.html\n"), "{line}");
     fs::write(at.join("cmp.json"), "{}").unwrap();
     assert!(refused(&["report", "cmp.json"]).contains("fix: --html page.html"));
     let line = refused(&["report", "a", "--out", "README.md"]);

@@ -290,7 +290,10 @@ fn invalid_settings_and_data_are_named_and_leave_nothing() {
         assert!(!temp.path().join("run/config.toml").exists(), "{change}");
     };
     refused("optimizer.lrr=1", "lrr");
-    refused("precision.policy=fp4", "fp32, fp16, bf16");
+    refused(
+        "precision.policy=fp4",
+        "expected nvfp4, fp4-all-the-way (all: mantissa train --show-policy list), got fp4",
+    );
     refused("data.files=[\"none.txt\"]", "none.txt");
     refused("data.length=65", "max_position_embeddings");
     refused("model.tokenizer=nowhere", "nowhere");

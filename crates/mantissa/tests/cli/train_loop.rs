@@ -207,13 +207,29 @@ fn missing_and_unknown_keys_are_listed_together() {
     let config = small(temp.path(), &[]);
     let line = fail(
         2,
-        &["train", text(&config), "--set", "validation.share=0", "--set", "validation.files=[\"s.txt\"]"],
+        &[
+            "train",
+            text(&config),
+            "--quiet",
+            "--set",
+            "validation.share=0",
+            "--set",
+            "validation.files=[\"s.txt\"]",
+        ],
     );
     assert!(line.contains("s.txt"), "{line}");
     fs::write(temp.path().join("s.txt"), "short").unwrap();
     let line = fail(
         2,
-        &["train", text(&config), "--set", "validation.share=0", "--set", "validation.files=[\"s.txt\"]"],
+        &[
+            "train",
+            text(&config),
+            "--quiet",
+            "--set",
+            "validation.share=0",
+            "--set",
+            "validation.files=[\"s.txt\"]",
+        ],
     );
     assert!(line.contains("validation: expected more than 32 held-out tokens"), "{line}");
     assert!(!temp.path().join("runs/small/config.toml").exists());
