@@ -14,7 +14,7 @@ const ELSEWHERE: [(&str, &str); 7] = [
     ("distill", "runs in the folder of a training run, as train does: tests/cli/distill.rs"),
     ("serve", "runs until it is stopped and writes no output: tests/cli/serve.rs"),
     ("pull", "fetches files one by one from a server: tests/cli/pull.rs"),
-    ("worker", "adds results to a folder that any worker completes: `quantize_shared`, tests/cli/workers.rs"),
+    ("worker", "adds results to a folder that stays for those who go on: tests/cli/workers.rs"),
     ("render-chat", "is a part of run in a process of its own, and writes to its standard output alone"),
 ];
 

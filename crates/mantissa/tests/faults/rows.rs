@@ -44,14 +44,6 @@ rows! {
         outputs: &[Out::Folder("q")],
         pace: SOME,
     };
-    quantize_shared: Case {
-        name: "quantize --workers",
-        prepare: model,
-        command: "quantize in/model --recipe rtn-int4-g8 --workers 1 --out out/q",
-        old: "quantize in/model --recipe rtn-int8-g8 --out out/q",
-        outputs: &[Out::Folder("q")],
-        pace: SOME,
-    };
     quantize_measured: Case {
         name: "quantize --text",
         prepare: with_tokenizer,
