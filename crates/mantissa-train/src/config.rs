@@ -418,7 +418,7 @@ mod tests {
             ("optimizer.lr=-1", "optimizer.lr: expected 0 to"),
             ("precision.policy=fp9", "fp32, fp16, bf16"),
             ("precision.policy=fp8", "expected fp8-current, fp8-delayed, fp8-rowwise"),
-            ("precision.policy=fp8", "; fix: --set precision.policy=fp8-current"),
+            ("precision.policy=fp8", "(all: mantissa train --show-policy list), got fp8"),
             ("precision=fp8", "expected precision.policy=fp8-current"),
             ("optimizer.moments=3bit", "8bit:cpu"),
             ("optimizer.kind=nosuch", "adamw, sgd"),

@@ -241,7 +241,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["generate", "complete", "completion"], "mantissa run MODEL -p TEXT"),
     (
         &["ps"],
-        "GET /api/ps of mantissa serve, whose models stay loaded; no other command keeps one in memory",
+        "GET /api/ps of mantissa serve (its models stay loaded; no other command keeps one in memory)",
     ),
     (
         &["list", "ls", "models"],
