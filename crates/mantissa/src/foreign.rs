@@ -239,10 +239,7 @@ const FLAGS: &[Flag] = &[
 const COMMANDS: &[(&[&str], &str)] = &[
     (&["chat"], "mantissa run MODEL --interactive"),
     (&["generate", "complete", "completion"], "mantissa run MODEL -p TEXT"),
-    (
-        &["ps"],
-        "GET /api/ps of mantissa serve (its models stay loaded; no other command keeps one in memory)",
-    ),
+    (&["ps"], "GET /api/ps of mantissa serve (its models stay loaded; no other command keeps one in memory)"),
     (
         &["list", "ls", "models"],
         "no command: models lie in the Hugging Face cache (~/.cache/huggingface/hub, or HF_HUB_CACHE), where mantissa pull puts them",
