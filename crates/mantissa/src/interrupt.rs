@@ -3,8 +3,8 @@
 //! A resumable command declares it by [`polling`]: it polls [`received`] between two steps, saves its progress
 //! and returns. Any other command ends at once, after its unfinished outputs are removed.
 //!
-//! While an answer is written ([`answering`]), the first SIGINT ends the answer alone, and the second the process. While a
-//! person is asked for a line ([`asking`]), the first says how to leave.
+//! While an answer is written ([`answering`]), the first SIGINT ends the answer alone, and the second the process. In
+//! a conversation with a person ([`asking`]), the first that ends no answer says how to leave.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -41,7 +41,7 @@ static ANSWERING: AtomicBool = AtomicBool::new(false);
 /// True if the answer should end.
 static CUT: AtomicBool = AtomicBool::new(false);
 
-/// Hint for a person who is asked for a line and sends SIGINT.
+/// Hint for a person who sends SIGINT in a conversation.
 static HINT: Mutex<Option<&'static str>> = Mutex::new(None);
 
 /// True after a SIGINT that ended an answer or gave the hint: the next one ends the process, until a line is read.
@@ -113,7 +113,7 @@ pub fn watch() -> io::Result<()> {
 /// Sign that a line is asked for.
 pub const PROMPT: &str = "> ";
 
-/// Guard of a question to a person.
+/// Guard of a conversation with a person.
 #[must_use]
 pub struct Asking(());
 
@@ -124,10 +124,17 @@ pub fn asking(hint: &'static str) -> Asking {
     Asking(())
 }
 
+impl Asking {
+    /// Takes note of a line of the person: the next SIGINT is a first one again.
+    pub fn heard(&self) {
+        WARNED.store(false, Ordering::SeqCst);
+    }
+}
+
 impl Drop for Asking {
     fn drop(&mut self) {
         *HINT.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        WARNED.store(false, Ordering::SeqCst);
+        self.heard();
     }
 }
 

@@ -14,7 +14,7 @@ use super::{prompt, reference};
 use crate::commands::render_chat;
 use crate::context::Context;
 use crate::error::BadInput;
-use crate::interrupt;
+use crate::interrupt::{self, Asking};
 
 /// Lines that are commands, with their meaning; any other line is a message.
 const COMMANDS: [(&[&str], &str, Line); 3] = [
@@ -64,8 +64,10 @@ pub(super) fn run(
         context.note("a message per line; /help lists commands, /bye ends the conversation");
     }
     let mut conversation = Conversation::new(args, template, tokenizer, limit);
+    // For the whole conversation: a signal between an answer and the next question must not end it.
+    let asking = terminal.then(|| interrupt::asking(LEAVE));
     loop {
-        let line = match read(terminal)? {
+        let line = match read(asking.as_ref())? {
             Line::Message(line) => line,
             Line::Clear => {
                 conversation.clear();
@@ -210,16 +212,15 @@ fn help() -> Vec<String> {
     named.chain([set]).collect()
 }
 
-/// Reads the next line that is not empty. Asks for it on a terminal.
-fn read(terminal: bool) -> Result<Line> {
+/// Reads the next line that is not empty. Asks a person for it.
+fn read(asking: Option<&Asking>) -> Result<Line> {
     loop {
-        if terminal {
+        if asking.is_some() {
             eprint!("{}", interrupt::PROMPT);
         }
-        let asking = terminal.then(|| interrupt::asking(LEAVE));
         let mut line = String::new();
         let read = io::Read::take(io::stdin().lock(), LINE).read_line(&mut line)?;
-        drop(asking);
+        asking.inspect(|asking| asking.heard());
         if read == 0 {
             return Ok(Line::End);
         }
