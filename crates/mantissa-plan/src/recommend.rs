@@ -130,7 +130,7 @@ pub fn answer_to(shape: &ModelShape, device: &Device, load: &Load, wish: &Wish) 
     };
     let chosen = choose(choices, max_kl, |row| row.seconds);
     let phase = |speed: fn(&Row) -> f64| {
-        reasons::of_phase(choices, max_kl, chosen, speed).map(|row| row.precision.name)
+        reasons::best_in_phase(choices, max_kl, chosen, speed).map(|row| row.precision.name)
     };
     let split = offload::fastest_split(&rows, max_kl).filter(|_| chosen.is_none());
     let recommendation = Recommendation {

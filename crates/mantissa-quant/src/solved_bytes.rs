@@ -1,5 +1,4 @@
-//! Solutions of layers as bytes, which workers exchange: little-endian, every number by its bits, every list after its
-//! length. Equal solutions give equal bytes.
+//! Solutions of layers as bytes, which workers exchange. Equal solutions give equal bytes.
 //!
 //! The format is that of the plan, which every worker has. A method that changes it names the new one as the text of its
 //! scheme; one that the grammar does not spell is not exchanged, and its layer is solved by each worker.
@@ -8,6 +7,8 @@ use mantissa_methods::error_gate::{Judgement, Output, Windows};
 use mantissa_methods::{ErrorStats, Solved};
 use mantissa_num::stored::Extra;
 use mantissa_num::{Codes, Format, Offsets, Quantized, ScaleLevel, Scheme, StaticScale};
+
+use mantissa_ranks::{Reader, Writer};
 
 /// Deepest level of scales that is read: the global scale of NVFP4 is the second.
 const MOST_LEVELS: usize = 4;
@@ -73,57 +74,16 @@ fn other_format(scheme: &Scheme, format: &Format) -> Option<String> {
     text.parse::<Scheme>().is_ok_and(|parsed| parsed.format == *format).then_some(text)
 }
 
-/// Bytes that are written.
-struct Writer(Vec<u8>);
+/// Writes parts of a solution.
+trait WriteSolved {
+    fn solved(&mut self, solved: &Solved);
+    fn codes(&mut self, codes: &Codes);
+    fn small_codes(&mut self, codes: &[u8]);
+    fn level(&mut self, level: &ScaleLevel);
+    fn extra(&mut self, extra: &Extra);
+}
 
-impl Writer {
-    fn len(&mut self, len: usize) {
-        self.u64(len as u64);
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn byte(&mut self, value: u8) {
-        self.0.push(value);
-    }
-
-    fn f64(&mut self, value: f64) {
-        self.u64(value.to_bits());
-    }
-
-    fn text(&mut self, text: &str) {
-        self.bytes(text.as_bytes());
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.len(bytes.len());
-        self.0.extend_from_slice(bytes);
-    }
-
-    /// Writes numbers of `N` bytes.
-    fn numbers<const N: usize>(&mut self, numbers: impl ExactSizeIterator<Item = [u8; N]>) {
-        self.len(numbers.len());
-        numbers.for_each(|number| self.0.extend_from_slice(&number));
-    }
-
-    fn floats(&mut self, values: &[f32]) {
-        self.numbers(values.iter().map(|value| value.to_bits().to_le_bytes()));
-    }
-
-    fn indices(&mut self, values: &[u32]) {
-        self.numbers(values.iter().map(|value| value.to_le_bytes()));
-    }
-
-    /// Writes whether there is a value, and the value.
-    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
-        self.byte(value.is_some().into());
-        if let Some(value) = value {
-            write(self, value);
-        }
-    }
-
+impl WriteSolved for Writer {
     fn solved(&mut self, solved: &Solved) {
         // Every field is named, so that a new one is not forgotten.
         let Solved {
@@ -260,70 +220,15 @@ fn of_output(of: Output) -> u8 {
 /// Outputs in the order of their bytes.
 const OUTPUTS: [Output; 3] = [Output::Layer, Output::Input, Output::Block];
 
-/// Bytes that are left to read.
-struct Reader<'a>(&'a [u8]);
+/// Reads parts of a solution; `None` if the bytes are not that.
+trait ReadSolved {
+    fn solved(&mut self, format: Format) -> Option<Solved>;
+    fn codes(&mut self) -> Option<Codes>;
+    fn level(&mut self, levels: usize) -> Option<ScaleLevel>;
+    fn extra(&mut self) -> Option<Extra>;
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(*self.take(8)?.first_chunk()?))
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        self.take(1)?.first().copied()
-    }
-
-    fn f64(&mut self) -> Option<f64> {
-        Some(f64::from_bits(self.u64()?))
-    }
-
-    /// Reads the length of a list whose elements have at least `size` bytes: never more than what is left.
-    fn len(&mut self, size: usize) -> Option<usize> {
-        let len = usize::try_from(self.u64()?).ok()?;
-        (len.checked_mul(size)? <= self.0.len()).then_some(len)
-    }
-
-    fn bytes(&mut self) -> Option<Vec<u8>> {
-        let len = self.len(1)?;
-        Some(self.take(len)?.to_vec())
-    }
-
-    fn text(&mut self) -> Option<String> {
-        String::from_utf8(self.bytes()?).ok()
-    }
-
-    fn numbers<T, const N: usize>(&mut self, of: impl Fn([u8; N]) -> T) -> Option<Vec<T>> {
-        let len = self.len(N)?;
-        let (numbers, _) = self.take(len * N)?.as_chunks::<N>();
-        Some(numbers.iter().map(|number| of(*number)).collect())
-    }
-
-    fn floats(&mut self) -> Option<Vec<f32>> {
-        self.numbers(|bytes| f32::from_bits(u32::from_le_bytes(bytes)))
-    }
-
-    fn float(&mut self) -> Option<f32> {
-        self.floats()?.first().copied()
-    }
-
-    fn indices(&mut self) -> Option<Vec<u32>> {
-        self.numbers(u32::from_le_bytes)
-    }
-
-    /// Reads whether there is a value, and the value.
-    fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
-        match self.byte()? {
-            0 => Some(None),
-            1 => Some(Some(read(self)?)),
-            _ => None,
-        }
-    }
-
+impl ReadSolved for Reader<'_> {
     fn solved(&mut self, format: Format) -> Option<Solved> {
         let (rows, cols) = (usize::try_from(self.u64()?).ok()?, usize::try_from(self.u64()?).ok()?);
         let (codes, scales) = (self.codes()?, self.level(MOST_LEVELS)?);

@@ -44,10 +44,10 @@ impl Worker {
     pub(crate) fn this() -> &'static Self {
         static THIS: OnceLock<(u32, Worker)> = OnceLock::new();
         let pid = std::process::id();
-        &THIS.get_or_init(|| (pid, Worker::of_process(pid))).1
+        &THIS.get_or_init(|| (pid, Worker::with_id(pid))).1
     }
 
-    fn of_process(pid: u32) -> Self {
+    fn with_id(pid: u32) -> Self {
         let proc = |path: &str| {
             let text = regular::read_text(Path::new(path), 4096, "a file of the system").ok()?;
             let word = text.split_whitespace().next()?;

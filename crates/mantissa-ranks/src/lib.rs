@@ -4,12 +4,22 @@
 //! after a crash; here is what makes a unit safe to repeat: results under content keys that appear whole ([`UnitFolder`]),
 //! leases that end with their holder ([`Team`]), and the rank that the launcher gives ([`Rank`]).
 //!
-//! No numerics, no scheduler, no network.
-#![forbid(unsafe_code)]
+//! Ranks that work in step, as in training, send each other bytes over a [`Link`]: between threads of a process, or between
+//! processes by the MPI that started them.
+//!
+//! No numerics, no scheduler, no network protocol.
+#![deny(unsafe_code)]
 
-// Layer: errors and the launcher's environment.
+// Layer: errors, the launcher's environment, and values as bytes.
 mod error;
+mod exchange;
 mod launch;
+
+// Layer: messages between ranks.
+mod link;
+mod memory;
+#[allow(unsafe_code, reason = "functions of a library that is found at run time")]
+mod mpi;
 
 // Layer: files of one unit.
 mod lease;
@@ -22,7 +32,11 @@ mod folder;
 mod team;
 
 pub use error::{Disagreement, RankError, Result};
+pub use exchange::{Reader, Writer};
 pub use folder::{InputFile, JobFolder, JobRecord, UnitFolder};
 pub use launch::Rank;
+pub use link::{Alone, Link, Traffic};
+pub use memory::MemoryLink;
+pub use mpi::MpiLink;
 pub use result::UnitResult;
-pub use team::{Part, Team, Unit};
+pub use team::{Part, Team, Unit, ranges};

@@ -176,11 +176,22 @@ impl Part {
     }
 }
 
+/// Divides the numbers below `count` into at most `most` ranges of neighbours, of one length but for the last.
+pub fn ranges(count: usize, most: usize) -> Vec<Range<usize>> {
+    let each = count.div_ceil(most.max(1)).max(1);
+    (0..count).step_by(each).map(|first| first..count.min(first + each)).collect()
+}
+
 /// Start of a process without a rank among `units`: processes of one machine begin apart.
 fn own_start(units: usize) -> usize {
     let digest = FileDigest::of(Worker::this().name().as_bytes());
     let word = digest.sha256.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     (word % units.max(1) as u64) as usize
+}
+
+/// Makes the result of this process.
+fn own_result(bytes: Vec<u8>) -> UnitResult {
+    UnitResult { worker: Worker::this().name(), digest: FileDigest::of(&bytes), bytes }
 }
 
 impl Shared {
@@ -208,11 +219,7 @@ impl Shared {
     }
 
     fn store(&self, unit: &str, bytes: Vec<u8>) -> Result<()> {
-        self.of_this(bytes).write(&self.units.result(unit), unit)
-    }
-
-    fn of_this(&self, bytes: Vec<u8>) -> UnitResult {
-        UnitResult { worker: Worker::this().name(), digest: FileDigest::of(&bytes), bytes }
+        own_result(bytes).write(&self.units.result(unit), unit)
     }
 
     /// Computes a part of the units of others again, and compares.
@@ -228,7 +235,7 @@ impl Shared {
             if stored.worker == Worker::this().name() {
                 continue;
             }
-            let again = self.of_this(compute(number)?);
+            let again = own_result(compute(number)?);
             if again.digest != stored.digest {
                 return Err(again.disagreement(&path, unit, &stored).into());
             }
@@ -261,7 +268,7 @@ mod tests {
     }
 
     fn team(path: &Path, index: usize, audit: f64) -> Team {
-        let rank = Some(Rank { index, count: Some(4), launcher: "test" });
+        let rank = Some(Rank { index, count: Some(4), launcher: "test", has_mpi: false });
         Team::join(folder(path), Part { rank, audit, only: None })
     }
 
@@ -363,6 +370,15 @@ mod tests {
         assert_eq!(team.result(&names[0]).unwrap(), None);
         team.replace(&names[0], b"result".to_vec()).unwrap();
         assert_eq!(team.result(&names[0]).unwrap().unwrap(), b"result");
+    }
+
+    #[test]
+    fn ranges_have_no_gap() {
+        for (count, most) in [(0, 4), (1, 32), (31, 32), (32, 32), (33, 32), (128, 32), (1000, 64), (5, 0)] {
+            let found = ranges(count, most);
+            assert!(found.len() <= most.max(1), "{count}");
+            assert!(found.into_iter().flatten().eq(0..count), "{count}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use mantissa_eval::stats::note;
 use mantissa_eval::{Comparison, Evaluation, Sequence, WindowResult};
 use mantissa_model::Decoder;
-use mantissa_ranks::{RankError, Team};
+use mantissa_ranks::{RankError, Team, ranges};
 use mantissa_store::{Dtype, Output, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -151,7 +151,7 @@ fn windows(
     let found = match team.is_shared() {
         false => run(0..sequences.len())?,
         true => {
-            let groups = groups(sequences.len());
+            let groups = ranges(sequences.len(), GROUPS);
             let tokens = |group: &Range<usize>| -> u64 {
                 sequences[group.clone()].iter().map(|s| s.tokens.len() as u64).sum()
             };
@@ -169,12 +169,6 @@ fn windows(
 
 /// Groups into which workers divide the windows at most.
 const GROUPS: usize = 64;
-
-/// Divides windows into groups of neighbours.
-fn groups(windows: usize) -> Vec<Range<usize>> {
-    let each = windows.div_ceil(GROUPS).max(1);
-    (0..windows).step_by(each).map(|first| first..windows.min(first + each)).collect()
-}
 
 /// Computes the results of `groups` of windows with the other workers of `team`; those of all windows follow in order.
 fn shared_windows(

@@ -254,7 +254,7 @@ fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<Strin
 const FASTER: f64 = 1.02;
 
 /// Returns the best row for one phase alone, by its speed: the choice, unless another is faster.
-pub(super) fn of_phase<'a>(
+pub(super) fn best_in_phase<'a>(
     rows: &'a [Row],
     max_kl: f64,
     chosen: Option<&'a Row>,
@@ -277,7 +277,7 @@ pub(super) fn decoding(row: &Row) -> f64 {
 /// Says that prompts or decoding alone favour another precision.
 fn phases(rows: &[Row], max_kl: f64, chosen: &Row) -> Option<String> {
     let faster = |what: &str, speed: fn(&Row) -> f64| {
-        let best = of_phase(rows, max_kl, Some(chosen), speed)?;
+        let best = best_in_phase(rows, max_kl, Some(chosen), speed)?;
         let gain = speed(best) / speed(chosen);
         let (name, now) = (best.precision.name, chosen.precision.name);
         (best.precision != chosen.precision)

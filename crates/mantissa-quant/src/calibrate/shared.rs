@@ -12,7 +12,7 @@ use std::ops::Range;
 use mantissa_kernels::device::Factors;
 use mantissa_kernels::for_each;
 use mantissa_model::{Carried, LinearInput, Place, Products};
-use mantissa_ranks::{RankError, Team, Unit};
+use mantissa_ranks::{RankError, Team, Unit, ranges};
 
 use super::layer::CalibratedLayer;
 use super::pass::Running;
@@ -20,6 +20,7 @@ use super::worker::Worker;
 use super::{Calibration, Tick, check_tick};
 use crate::error::CalibrateError;
 use crate::gptq::Hessian;
+use mantissa_ranks::{Reader, Writer};
 
 /// Groups into which the windows are divided at most.
 const GROUPS: usize = 32;
@@ -153,7 +154,7 @@ impl Calibration<'_> {
         group: Range<usize>,
     ) -> Result<Vec<u8>, CalibrateError> {
         let pass = self.pass_of(running);
-        let mut out = Vec::new();
+        let mut out = Writer::default();
         for first in group.clone().step_by(workers.len().max(1)) {
             let batch = first..group.end.min(first + workers.len());
             for_each(self.threads, batch.clone().zip(&mut *workers), |(window, worker)| {
@@ -164,7 +165,7 @@ impl Calibration<'_> {
                 write(worker, running.through(), &mut out);
             }
         }
-        Ok(out)
+        Ok(out.0)
     }
 
     /// Computes the Hessians of `inputs` from the results of the [pass](Self::shared_pass) that has just ended.
@@ -256,8 +257,7 @@ impl Sharing {
 
 /// Divides windows into groups of neighbours.
 fn groups(windows: usize) -> Vec<Range<usize>> {
-    let each = windows.div_ceil(GROUPS).max(1);
-    (0..windows).step_by(each).map(|first| first..windows.min(first + each)).collect()
+    ranges(windows, GROUPS)
 }
 
 fn unit(pass: &str, group: &Range<usize>) -> Unit {
@@ -271,50 +271,22 @@ fn factors(products: Products) -> Factors {
     }
 }
 
-/// Appends the result of a window: its end, then the lengths and values of the states and of each input.
-fn write(worker: &Worker, through: bool, out: &mut Vec<u8>) {
-    out.push(PLACES.iter().position(|place| *place == worker.end).unwrap_or(0) as u8);
-    let states = if through { &worker.states[..] } else { worker.inside() };
-    for values in std::iter::once(states).chain(worker.seen.iter().map(Vec::as_slice)) {
-        out.extend_from_slice(&(values.len() as u64).to_le_bytes());
-        out.extend(values.iter().flat_map(|value| value.to_bits().to_le_bytes()));
-    }
+/// Appends the result of a window: its end, the states, and each input.
+fn write(worker: &Worker, through: bool, out: &mut Writer) {
+    out.byte(PLACES.iter().position(|place| *place == worker.end).unwrap_or(0) as u8);
+    out.floats(if through { &worker.states } else { worker.inside() });
+    worker.seen.iter().for_each(|values| out.floats(values));
 }
 
 /// Reads the results of `windows` windows with `inputs` inputs each; `None` if the bytes are not that.
-fn read(mut bytes: &[u8], windows: usize, inputs: usize) -> Option<Vec<Ran>> {
-    let values = |bytes: &mut &[u8]| -> Option<Vec<f32>> {
-        let (len, rest) = bytes.split_first_chunk::<8>()?;
-        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?.checked_mul(4)?;
-        let (values, rest) = rest.split_at_checked(len)?;
-        *bytes = rest;
-        Some(values.as_chunks::<4>().0.iter().map(|bits| f32::from_bits(u32::from_le_bytes(*bits))).collect())
-    };
+fn read(bytes: &[u8], windows: usize, inputs: usize) -> Option<Vec<Ran>> {
+    let mut from = Reader(bytes);
     let mut all = Vec::with_capacity(windows);
     for _ in 0..windows {
-        let (place, rest) = bytes.split_first()?;
-        bytes = rest;
-        let end = *PLACES.get(usize::from(*place))?;
-        let states = values(&mut bytes)?;
-        let seen = (0..inputs).map(|_| values(&mut bytes)).collect::<Option<_>>()?;
+        let end = *PLACES.get(usize::from(from.byte()?))?;
+        let states = from.floats()?;
+        let seen = (0..inputs).map(|_| from.floats()).collect::<Option<_>>()?;
         all.push(Ran { end, states, seen });
     }
-    bytes.is_empty().then_some(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_are_divided_without_a_gap() {
-        for windows in [1, 2, 31, 32, 33, 128, 1000] {
-            let groups = groups(windows);
-            assert!(groups.len() <= GROUPS);
-            assert_eq!(
-                groups.iter().cloned().flatten().collect::<Vec<_>>(),
-                (0..windows).collect::<Vec<_>>()
-            );
-        }
-    }
+    from.0.is_empty().then_some(all)
 }

@@ -220,12 +220,9 @@ fn require_runs(runs: &[PathBuf]) -> Result<()> {
     if let [first, ..] = runs
         && runs.iter().all(|run| quality_path(run).is_file())
     {
-        let all: Vec<String> = runs.iter().map(|run| quoted(run)).collect();
-        let fix = format!("mantissa compare SOURCE {} --html candidates.html", all.join(" "));
         let found = format!("{} quantized models", runs.len());
-        return Err(BadInput::new(first.display().to_string(), found, "training runs, or one model")
-            .with_fix(fix)
-            .into());
+        let error = BadInput::new(first.display().to_string(), found, "training runs, or one model");
+        return Err(error.with_fix(comparison_of(runs)).into());
     }
     let found = match other.exists() {
         true => format!("no {}", run_files::LOG),
@@ -233,14 +230,17 @@ fn require_runs(runs: &[PathBuf]) -> Result<()> {
     };
     let expected = "the folder of a training run, beside other runs";
     let error = BadInput::new(other.display().to_string(), found, expected);
-    let models: Vec<String> = runs.iter().filter(|run| is_model(run)).map(|run| quoted(run)).collect();
-    Err(match models.len() == runs.len() {
-        true => {
-            error.with_fix(format!("mantissa compare SOURCE {} --html models.report.html", models.join(" ")))
-        }
+    Err(match runs.iter().all(|run| is_model(run)) {
+        true => error.with_fix(comparison_of(runs)),
         false => error,
     }
     .into())
+}
+
+/// Returns the command that compares `models` on a page.
+fn comparison_of(models: &[PathBuf]) -> String {
+    let models: Vec<String> = models.iter().map(|model| quoted(model)).collect();
+    format!("mantissa compare SOURCE {} --html candidates.html", models.join(" "))
 }
 
 /// True if the path is a model.
@@ -267,9 +267,7 @@ fn nothing_at(path: &Path) -> BadInput {
     let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
     match (path.exists(), is_json, is_model(path)) {
         (true, true, _) => error.with_fix("--html page.html with the command that wrote the JSON"),
-        (true, _, true) => {
-            error.with_fix(format!("mantissa compare SOURCE {} --html models.report.html", quoted(path)))
-        }
+        (true, _, true) => error.with_fix(comparison_of(&[path.to_owned()])),
         _ => error,
     }
 }

@@ -49,7 +49,7 @@ pub struct EngineArgs {
     submit: bool,
 }
 
-/// How the work of a command is divided.
+/// Division of the work of a command.
 pub enum Engaged {
     /// Not at all.
     Alone,

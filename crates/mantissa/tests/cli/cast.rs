@@ -224,7 +224,7 @@ fn invalid_casts_are_refused_by_name() {
     assert!(File::open(&out).f32("x.dequant")[90].is_nan());
 }
 
-/// What is written takes more than the scheme, which is said; the packed bytes and scales alone take no more.
+/// Files take more than the scheme, which is said; the packed bytes and scales alone take no more.
 #[test]
 fn the_size_of_the_file_and_that_of_the_scheme_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();

@@ -477,7 +477,7 @@ fn recipes_and_schemes_are_listed() {
     assert!(fail(2, &["inspect", "demo", "--for", "vllm"]).contains("mantissa lint MODEL --for ENGINE"));
 }
 
-/// What is listed as needed is what `quantize` calibrates on the built-in text if none is given, and says so.
+/// Recipes that are listed as needing a calibration are those that `quantize` calibrates on the built-in text if none is given.
 #[test]
 fn recipes_need_a_calibration_exactly_where_quantize_does() {
     let listed = json(&["recipes", "--json"]);

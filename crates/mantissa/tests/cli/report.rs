@@ -127,7 +127,7 @@ fn commands_of_a_gguf_file_load_a_file() {
     succeed(&["lint", text(&at.join("m.gguf")), "--for", "transformers", "--quiet"]);
 }
 
-/// What other tools call a report is `compare` here: candidates on one page, a section for a model card.
+/// Reports of other tools are those of `compare` here: candidates on one page, a section for a model card.
 #[test]
 fn candidates_and_cards_lead_to_compare() {
     let temp = TempDir::new().unwrap();

@@ -44,7 +44,7 @@ struct Details {
     measured: Vec<Measured>,
     /// Command that makes it.
     command: String,
-    /// How it differs from a preset of the name that was typed.
+    /// Difference from a preset of the name that was typed.
     #[serde(skip)]
     elsewhere: Option<String>,
 }
