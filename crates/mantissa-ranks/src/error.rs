@@ -76,6 +76,64 @@ pub enum RankError {
     /// The host asked for a stop.
     #[error("stopped")]
     Interrupted,
+    /// Another rank has ended.
+    #[error(
+        "rank {rank}: expected a message, got its end; fix: its own message says why; the same command resumes the run"
+    )]
+    Lost {
+        /// The rank.
+        rank: usize,
+    },
+    /// A message of another rank is not what was agreed.
+    #[error(
+        "rank {rank}: expected {expected}, got {got}; fix: start the same version of mantissa, with the same arguments, on every rank"
+    )]
+    Message {
+        /// The sender.
+        rank: usize,
+        /// Expected message.
+        expected: &'static str,
+        /// The message.
+        got: String,
+    },
+    /// A rank begins with other weights than rank 0.
+    #[error(
+        "rank {rank}: expected the initial weights of rank 0 (SHA-256 {expected}), got {got}; fix: give every rank the same files and settings"
+    )]
+    Weights {
+        /// The rank.
+        rank: usize,
+        /// Digest of the weights of rank 0.
+        expected: String,
+        /// Digest of its own.
+        got: String,
+    },
+    /// There is no memory for a message.
+    #[error(
+        "message of another rank: expected {bytes} bytes of memory, got less; fix: start fewer ranks on this machine"
+    )]
+    Memory {
+        /// Bytes of the message.
+        bytes: u64,
+    },
+    /// The library of MPI is missing, or has another ABI.
+    #[error(
+        "MPI: expected a library with the standard ABI of MPI 5 (libmpi_abi.so.1), got none ({said}); fix: put its folder into LD_LIBRARY_PATH, or its path into MANTISSA_MPI (MPICH 4.3 and later have it)"
+    )]
+    Library {
+        /// Message of the loader.
+        said: String,
+    },
+    /// A call of MPI failed.
+    #[error(
+        "MPI: expected {call} to succeed, got error code {code}; fix: see the launcher's messages; the same command resumes the run"
+    )]
+    Transport {
+        /// The call.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+    },
     /// A variable of the launcher is no number.
     #[error(
         "environment variable {name}: expected {expected}, got \"{got}\"; fix: start the worker by its launcher, or unset the variable"
@@ -95,8 +153,16 @@ impl RankError {
     pub fn class(&self) -> ErrorClass {
         match self {
             RankError::Store(error) => error.class(),
-            RankError::Disagrees(..) | RankError::Gone(_) | RankError::Interrupted => ErrorClass::Environment,
+            RankError::Disagrees(..)
+            | RankError::Gone(_)
+            | RankError::Interrupted
+            | RankError::Lost { .. }
+            | RankError::Memory { .. }
+            | RankError::Library { .. }
+            | RankError::Transport { .. } => ErrorClass::Environment,
             RankError::Input { .. }
+            | RankError::Message { .. }
+            | RankError::Weights { .. }
             | RankError::Launcher { .. }
             | RankError::DependentUnits
             | RankError::NoUnit { .. } => ErrorClass::Input,

@@ -11,6 +11,8 @@ pub struct Rank {
     pub count: Option<usize>,
     /// Launcher, for messages.
     pub launcher: &'static str,
+    /// True if MPI connects the processes.
+    pub has_mpi: bool,
 }
 
 /// Variables of a launcher.
@@ -20,6 +22,8 @@ struct Launcher {
     /// Index of the first process; 0 without.
     first: Option<&'static str>,
     count: Option<&'static str>,
+    /// True if MPI connects the processes.
+    has_mpi: bool,
 }
 
 /// Launchers, the innermost first: a launcher of MPI runs inside an allocation of Slurm, an array inside Slurm has no step.
@@ -32,17 +36,31 @@ const LAUNCHERS: [Launcher; 6] = [
         index: "OMPI_COMM_WORLD_RANK",
         first: None,
         count: Some("OMPI_COMM_WORLD_SIZE"),
+        has_mpi: true,
     },
-    Launcher { name: "MPI", index: "PMI_RANK", first: None, count: Some("PMI_SIZE") },
+    Launcher { name: "MPI", index: "PMI_RANK", first: None, count: Some("PMI_SIZE"), has_mpi: true },
     Launcher {
         name: "Slurm array",
         index: "SLURM_ARRAY_TASK_ID",
         first: Some("SLURM_ARRAY_TASK_MIN"),
         count: Some("SLURM_ARRAY_TASK_COUNT"),
+        has_mpi: false,
     },
-    Launcher { name: "Slurm", index: "SLURM_PROCID", first: None, count: Some("SLURM_NTASKS") },
-    Launcher { name: "torchrun", index: "RANK", first: None, count: Some("WORLD_SIZE") },
-    Launcher { name: "Kubernetes", index: "JOB_COMPLETION_INDEX", first: None, count: Some("WORLD_SIZE") },
+    Launcher {
+        name: "Slurm",
+        index: "SLURM_PROCID",
+        first: None,
+        count: Some("SLURM_NTASKS"),
+        has_mpi: true,
+    },
+    Launcher { name: "torchrun", index: "RANK", first: None, count: Some("WORLD_SIZE"), has_mpi: false },
+    Launcher {
+        name: "Kubernetes",
+        index: "JOB_COMPLETION_INDEX",
+        first: None,
+        count: Some("WORLD_SIZE"),
+        has_mpi: false,
+    },
 ];
 
 impl Rank {
@@ -52,6 +70,26 @@ impl Rank {
     /// [`RankError::Launcher`]: a variable that is no number, or an index that is not below the count.
     pub fn from_environment() -> Result<Option<Self>> {
         Self::from_variables(&|name| std::env::var(name).ok())
+    }
+
+    /// Reads the rank of a process that works in step with others, of which there are several; `None` for a process alone.
+    ///
+    /// # Errors
+    /// As [`from_environment`](Self::from_environment); a launcher whose processes MPI does not connect.
+    pub fn in_step() -> Result<Option<Self>> {
+        let Some(rank) = Self::from_environment()?.filter(|rank| rank.count.is_some_and(|count| count > 1))
+        else {
+            return Ok(None);
+        };
+        let launchers = LAUNCHERS.iter().find(|launcher| launcher.name == rank.launcher);
+        match (rank.has_mpi, launchers) {
+            (false, Some(launcher)) => Err(RankError::Launcher {
+                name: launcher.index,
+                expected: "a launcher whose processes MPI connects (mpiexec, srun --mpi=pmi2)",
+                got: rank.launcher.to_owned(),
+            }),
+            _ => Ok(Some(rank)),
+        }
     }
 
     /// Returns the names of the variables that tell a rank.
@@ -83,7 +121,8 @@ impl Rank {
             expected: "an index below the number of processes",
             got: found.to_string(),
         };
-        Ok(Some(Rank { index: index.ok_or_else(wrong)?, count, launcher: launcher.name }))
+        let index = index.ok_or_else(wrong)?;
+        Ok(Some(Rank { index, count, launcher: launcher.name, has_mpi: launcher.has_mpi }))
     }
 
     /// Returns the first of `units` that this rank works on, so that ranks begin apart.
@@ -148,9 +187,9 @@ mod tests {
 
     #[test]
     fn ranks_begin_apart() {
-        let first = |index, count| Rank { index, count, launcher: "" }.first_of(10);
+        let first = |index, count| Rank { index, count, launcher: "", has_mpi: false }.first_of(10);
         assert_eq!([0, 1, 2, 3].map(|index| first(index, Some(4))), [0, 2, 5, 7]);
         assert_eq!(first(3, None), 7);
-        assert_eq!(Rank { index: 0, count: Some(0), launcher: "" }.first_of(0), 0);
+        assert_eq!(Rank { index: 0, count: Some(0), launcher: "", has_mpi: false }.first_of(0), 0);
     }
 }

@@ -286,6 +286,22 @@ impl Parameters {
         self.store.arrays_mut(param.range.clone())
     }
 
+    /// Returns the bytes of the piece of a parameter as it is stored: values, or codes and the scales of its rows.
+    pub(crate) fn piece_bytes(&self, piece: Range<usize>) -> Vec<u8> {
+        let (values, scales) = self.store.arrays(piece);
+        // Weights are in memory: reading them does not fail.
+        let mut bytes = values.le_bytes().unwrap_or_default();
+        bytes.extend(scales.into_iter().flatten().flat_map(|scale| scale.to_le_bytes()));
+        bytes
+    }
+
+    /// Overwrites the piece of a parameter with bytes from the beginning of `rest`; `None` if there are too few.
+    pub(crate) fn set_piece(&mut self, piece: Range<usize>, rest: &mut &[u8]) -> Option<()> {
+        let (mut values, scales) = self.store.arrays_mut(piece);
+        values.read_le_bytes(rest)?.ok()?;
+        scales.map_or(Some(Ok(())), |scales| ArrayMut::F32(scales).read_le_bytes(rest))?.ok()
+    }
+
     /// Returns the stored values of a range, trained or frozen.
     pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
         match &self.base {

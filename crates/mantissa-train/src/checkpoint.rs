@@ -9,6 +9,7 @@
 //! optimizer.v_row.NAME, …         other arrays of an optimizer, F32
 //! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
 //! policy.amax, .multipliers       delayed scaling: F32 [operands, steps], F32 [operands]
+//! gradients.error.LEAF            what gradients in few bits lost so far, the whole arena, F32
 //! ```
 //!
 //! Counters and scaler state are JSON under `mantissa-train` in the file's metadata.
@@ -16,6 +17,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mantissa_ranks::Writer;
 use mantissa_store::{Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
 use serde_json::{Value, json};
 
@@ -23,6 +25,8 @@ use crate::array::{Array, ArrayMut};
 use crate::config::differences;
 use crate::data::Cursor;
 use crate::error::TrainError;
+use crate::parallel::{Command, Group, SharedArray};
+use crate::param_table::ParamInfo;
 use crate::teacher::Teacher;
 use crate::trainer::{Progress, Trainer};
 
@@ -35,46 +39,96 @@ impl Trainer {
     ///
     /// # Errors
     /// [`TrainError::Store`]; an older file at `output` is then unchanged.
-    pub fn save(&self, output: &Output, about: &str) -> Result<(), TrainError> {
-        let table = self.model.params.table();
+    pub fn save(&mut self, output: &Output, about: &str) -> Result<(), TrainError> {
+        let params: Vec<ParamInfo> = self.model.params.table().iter().cloned().collect();
         let mut specs = Vec::new();
-        for param in table.iter() {
+        for param in &params {
             let (array, scales) = self.model.params.arrays(param);
             let (name, shape) = (weight_name(&param.tensor.name), param.tensor.shape.clone());
-            specs.push(TensorSpec::new(name, dtype(&array), shape));
+            specs.push(TensorSpec::new(name, array.dtype(), shape));
             specs.extend(
                 scales.map(|s| TensorSpec::new(scale_name(&param.tensor.name), Dtype::F32, [s.len()])),
             );
         }
-        let mut arrays: Vec<_> = self
-            .optimizer
-            .arrays(table)
-            .into_iter()
-            .map(|(name, array)| (state_name(&name), array))
-            .collect();
-        arrays.extend(
-            self.model.histories.arrays().map(|(name, values)| (name.to_owned(), Array::F32(values))),
+        let state = self.state_arrays();
+        specs.extend(
+            state.iter().map(|array| TensorSpec::new(state_name(&array.name), array.dtype, [array.len()])),
         );
-        for (name, array) in &arrays {
-            specs.push(TensorSpec::new(name.clone(), dtype(array), [len(array)]));
-        }
+        let histories = self.model.histories.arrays();
+        specs.extend(histories.map(|(name, values)| TensorSpec::new(name, Dtype::F32, [values.len()])));
+        let (leaves, len) = (self.group.as_ref().map_or(0, Group::error_leaves), self.model.grads.len());
+        specs.extend((0..leaves).map(|leaf| TensorSpec::new(error_name(leaf), Dtype::F32, [len])));
         let mut metadata = BTreeMap::from([(KEY.to_owned(), self.numbers(about).to_string())]);
         sealed::reserve(&mut metadata);
         let staged = StagedFile::begin(output)?;
         let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
-        for param in table.iter() {
+        for param in &params {
             let (array, scales) = self.model.params.arrays(param);
             write(&mut writer, &weight_name(&param.tensor.name), array)?;
             if let Some(scales) = scales {
                 write(&mut writer, &scale_name(&param.tensor.name), Array::F32(scales))?;
             }
         }
-        for (name, array) in arrays {
-            write(&mut writer, &name, array)?;
+        self.write_state(&mut writer, &state)?;
+        for (name, values) in self.model.histories.arrays() {
+            write(&mut writer, name, Array::F32(values))?;
         }
+        self.write_errors(&mut writer)?;
         writer.finish()?;
         sealed::seal(staged.path())?;
         Ok(staged.commit()?)
+    }
+
+    /// Lists the arrays of the optimizer's state, with the parts that ranks keep of them.
+    fn state_arrays(&self) -> Vec<SharedArray> {
+        let names: Vec<String> = self.model.params.table().iter().map(|p| p.tensor.name.clone()).collect();
+        let alone = || SharedArray::of(&self.optimizer, &names);
+        self.group.as_ref().map_or_else(alone, |group| group.shared_arrays(&names))
+    }
+
+    /// Writes the optimizer's state, in parts as the ranks keep it.
+    fn write_state(
+        &mut self,
+        writer: &mut SafetensorsWriter,
+        state: &[SharedArray],
+    ) -> Result<(), TrainError> {
+        let (ranks, shards) = self.group.as_ref().map_or((1, false), Group::sharing);
+        if let Some(group) =
+            self.group.as_mut().filter(|group| ranks > 1 && (shards || group.error_leaves() > 0))
+        {
+            group.tell_all(&Command::Save)?;
+        }
+        let mut own = self.optimizer.parts().into_iter().flatten();
+        for array in state {
+            let (name, mut at) = (state_name(&array.name), 0);
+            for (rank, _) in array.parts.iter().enumerate().filter(|(_, part)| part.is_some()) {
+                let Some(group) = self.group.as_mut().filter(|_| rank > 0) else {
+                    if let Some((_, part)) = own.next() {
+                        write_at(writer, &name, &mut at, part)?;
+                    }
+                    continue;
+                };
+                let bytes = group.receive(rank)?;
+                writer.write_range(&name, at, &bytes)?;
+                at += bytes.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the errors of gradients in few bits, by leaf.
+    fn write_errors(&mut self, writer: &mut SafetensorsWriter) -> Result<(), TrainError> {
+        let Some(group) = &mut self.group else { return Ok(()) };
+        let (own, all) = (group.errors_mut().0.len(), group.error_leaves());
+        for leaf in 0..all {
+            if leaf < own {
+                write(writer, &error_name(leaf), Array::F32(&group.errors_mut().0[leaf]))?;
+                continue;
+            }
+            let bytes = group.receive(leaf / own.max(1))?;
+            writer.write_range(&error_name(leaf), 0, &bytes)?;
+        }
+        Ok(())
     }
 
     /// Restores the state that [`save`](Self::save) wrote to `path`, with the same `about`, for the same
@@ -101,28 +155,71 @@ impl Trainer {
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();
         for param in &params {
             let (mut array, scales) = self.model.params.arrays_mut(param);
-            let (name, expected) = (weight_name(&param.tensor.name), dtype_mut(&array));
-            read(&file, &name, expected, &param.tensor.shape, |at, bytes| fill(&mut array, at, bytes))?;
+            let (name, expected) = (weight_name(&param.tensor.name), array.dtype());
+            read(&file, &name, expected, &param.tensor.shape, |at, bytes| array.fill(at, bytes))?;
             if let Some(scales) = scales {
                 let (name, count) = (scale_name(&param.tensor.name), scales.len());
                 let mut array = ArrayMut::F32(scales);
-                read(&file, &name, Dtype::F32, &[count], |at, bytes| fill(&mut array, at, bytes))?;
+                read(&file, &name, Dtype::F32, &[count], |at, bytes| array.fill(at, bytes))?;
             }
-        }
-        let table = self.model.params.table();
-        for (name, array) in self.optimizer.restore(table, numbers.optimizer_steps) {
-            let name = state_name(&name);
-            let (expected, count) = (dtype_mut(&array), len_mut(&array));
-            let mut array = array;
-            read(&file, &name, expected, &[count], |at, bytes| fill(&mut array, at, bytes))?;
         }
         for (name, values) in self.model.histories.arrays_mut() {
             let mut array = ArrayMut::F32(values);
-            let count = len_mut(&array);
-            read(&file, name, Dtype::F32, &[count], |at, bytes| fill(&mut array, at, bytes))?;
+            let count = array.len();
+            read(&file, name, Dtype::F32, &[count], |at, bytes| array.fill(at, bytes))?;
         }
+        self.read_state(&file, &numbers)?;
         self.restore(numbers.progress, numbers.scaler);
         Ok(())
+    }
+
+    /// Restores the optimizer's state and the errors of gradients in few bits, and sends the other ranks all that is theirs.
+    fn read_state(&mut self, file: &SafeTensors, numbers: &Numbers) -> Result<(), TrainError> {
+        let state = self.state_arrays();
+        let (ranks, shards) = self.group.as_ref().map_or((1, false), Group::sharing);
+        let scale = self.loss_scale_of(numbers);
+        if let Some(group) = self.group.as_mut().filter(|_| ranks > 1) {
+            group.tell_all(&Command::Load)?;
+            group.share_weights(&mut self.model)?;
+        }
+        let mut own = self.optimizer.parts_mut(numbers.optimizer_steps).into_iter().flatten();
+        for array in state.iter().filter(|array| array.parts[0].is_some()) {
+            let (Some((_, mut to)), Some((bytes, _))) = (own.next(), array.place(0)) else { continue };
+            read(file, &state_name(&array.name), array.dtype, &[array.len()], |at, found| {
+                // Parts are whole elements, and so are the pieces that are read.
+                let left = bytes.saturating_sub(at).min(found.len());
+                if left > 0 { to.fill(at, &found[..left]) } else { Ok(()) }
+            })?;
+        }
+        drop(own);
+        let Some(group) = &mut self.group else { return Ok(()) };
+        let (errors, error_scale) = group.errors_mut();
+        *error_scale = scale;
+        let (own, len) = (errors.len(), self.model.grads.len());
+        for (leaf, errors) in errors.iter_mut().enumerate() {
+            let mut array = ArrayMut::F32(errors);
+            read(file, &error_name(leaf), Dtype::F32, &[len], |at, bytes| array.fill(at, bytes))?;
+        }
+        for rank in 1..ranks {
+            let mut message = Writer::default();
+            message.u64(numbers.optimizer_steps);
+            message.f64(scale.into());
+            group.send(rank, message.0)?;
+            for array in &state {
+                // Without shards every rank has the whole.
+                let Some((bytes, before)) = array.place(if shards { rank } else { 0 }) else { continue };
+                group.send(rank, read_bytes(file, &state_name(&array.name), before, bytes)?)?;
+            }
+            for leaf in rank * own..(rank + 1) * own {
+                group.send(rank, read_bytes(file, &error_name(leaf), 0, 4 * len)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the scale of the loss of a checkpoint's next step.
+    fn loss_scale_of(&self, numbers: &Numbers) -> f32 {
+        numbers.scaler.filter(|_| self.scaler.is_some()).map_or(1.0, |(scale, ..)| scale)
     }
 
     fn numbers(&self, about: &str) -> Value {
@@ -213,48 +310,8 @@ fn state_name(name: &str) -> String {
     format!("optimizer.{name}")
 }
 
-fn dtype(array: &Array<'_>) -> Dtype {
-    match array {
-        Array::F32(_) => Dtype::F32,
-        Array::Bf16(_) => Dtype::BF16,
-        Array::F16(_) => Dtype::F16,
-        Array::U16(_) => Dtype::U16,
-        Array::U8(_) => Dtype::U8,
-        Array::I8(_) => Dtype::I8,
-        Array::Paged(paged) => paged.dtype(),
-    }
-}
-
-fn dtype_mut(array: &ArrayMut<'_>) -> Dtype {
-    match array {
-        ArrayMut::F32(_) => Dtype::F32,
-        ArrayMut::Bf16(_) => Dtype::BF16,
-        ArrayMut::F16(_) => Dtype::F16,
-        ArrayMut::U16(_) => Dtype::U16,
-        ArrayMut::U8(_) => Dtype::U8,
-        ArrayMut::I8(_) => Dtype::I8,
-        ArrayMut::Paged(paged) => paged.dtype(),
-    }
-}
-
-fn len(array: &Array<'_>) -> usize {
-    match array {
-        Array::F32(x) => x.len(),
-        Array::Bf16(x) | Array::F16(x) | Array::U16(x) => x.len(),
-        Array::U8(x) => x.len(),
-        Array::I8(x) => x.len(),
-        Array::Paged(paged) => paged.len(),
-    }
-}
-
-fn len_mut(array: &ArrayMut<'_>) -> usize {
-    match array {
-        ArrayMut::F32(x) => x.len(),
-        ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => x.len(),
-        ArrayMut::U8(x) => x.len(),
-        ArrayMut::I8(x) => x.len(),
-        ArrayMut::Paged(paged) => paged.len(),
-    }
+fn error_name(leaf: usize) -> String {
+    format!("gradients.error.{leaf}")
 }
 
 /// Bytes copied at a time: the memory that a checkpoint needs beyond its content.
@@ -262,10 +319,19 @@ const PIECE: usize = 1 << 20;
 
 /// Writes an array piece by piece.
 fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result<(), TrainError> {
-    let mut at = 0;
+    write_at(writer, name, &mut 0, array)
+}
+
+/// Writes an array piece by piece from byte offset `at` of a tensor on, and advances it.
+fn write_at(
+    writer: &mut SafetensorsWriter,
+    name: &str,
+    at: &mut u64,
+    array: Array<'_>,
+) -> Result<(), TrainError> {
     let mut put = |bytes: &[u8]| {
-        let put = writer.write_range(name, at, bytes);
-        at += bytes.len() as u64;
+        let put = writer.write_range(name, *at, bytes);
+        *at += bytes.len() as u64;
         put
     };
     match array {
@@ -298,24 +364,6 @@ fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result
     Ok(())
 }
 
-/// Copies whole elements to `to` from byte offset `at` on.
-fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) -> Result<(), TrainError> {
-    match to {
-        ArrayMut::F32(x) => {
-            let to = x[at / 4..].iter_mut();
-            to.zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
-        }
-        ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => {
-            let to = x[at / 2..].iter_mut();
-            to.zip(bytes.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
-        }
-        ArrayMut::U8(x) => x[at..at + bytes.len()].copy_from_slice(bytes),
-        ArrayMut::I8(x) => x[at..].iter_mut().zip(bytes).for_each(|(x, b)| *x = b.cast_signed()),
-        ArrayMut::Paged(paged) => return paged.write(at as u64, bytes),
-    }
-    Ok(())
-}
-
 /// Passes the bytes of a tensor to `take`, piece by piece with their offsets.
 fn read(
     file: &SafeTensors,
@@ -341,4 +389,13 @@ fn read(
         take(at, bytes)?;
     }
     Ok(())
+}
+
+/// Reads `len` bytes of a tensor from byte offset `at` on.
+fn read_bytes(file: &SafeTensors, name: &str, at: usize, len: usize) -> Result<Vec<u8>, TrainError> {
+    let missing = || Error::NoTensor { path: file.path().to_owned(), tensor: name.to_owned() };
+    let meta = file.get(name).ok_or_else(missing)?;
+    let mut bytes = vec![0; len];
+    file.read_range(meta, at as u64, &mut bytes)?;
+    Ok(bytes)
 }

@@ -17,6 +17,7 @@ use mantissa_options::{Faults, read, to_toml};
 use crate::data::{TextFormat, is_records};
 use crate::error::TrainError;
 use crate::lora::Tuning;
+use crate::parallel::{MessageFormat, ParallelOptions};
 use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
@@ -24,8 +25,8 @@ pub use crate::error::KeyFaults;
 pub use adapter::AdapterConfig;
 pub use differences::{differences, flat_settings};
 pub use keys::{
-    CheckpointConfig, Data, Distill, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
-    section,
+    CheckpointConfig, Data, Distill, Model, Parallel, RunConfig, Samples, ScheduleConfig, Telemetry,
+    Validation, section,
 };
 pub use optimizer::{CommonKeys, Optimizer, optimizer_keys};
 
@@ -84,9 +85,23 @@ impl RunConfig {
         Ok((config, switched.notes))
     }
 
-    /// Returns the settings as TOML, with every default filled in.
+    /// Returns the settings as TOML, with every default filled in, but for `parallel.zero`: it changes where a state lies, and no
+    /// result.
     pub fn resolved(&self) -> String {
-        to_toml(self)
+        match self.parallel.zero {
+            0 => to_toml(self),
+            _ => to_toml(&RunConfig {
+                parallel: Parallel { zero: 0, ..self.parallel.clone() },
+                ..self.clone()
+            }),
+        }
+    }
+
+    /// Returns leaves, stage of ZeRO and format of exchanged gradients; `None` if the format cannot be met.
+    pub fn parallel(&self) -> Option<ParallelOptions> {
+        let Parallel { leaves, zero, gradients } = &self.parallel;
+        let gradients = MessageFormat::parse(gradients)?;
+        Some(ParallelOptions { leaves: *leaves, zero: u8::try_from(*zero).unwrap_or(u8::MAX), gradients })
     }
 
     fn check(&self, file: &str) -> Result<(), TrainError> {
@@ -99,6 +114,7 @@ impl RunConfig {
         }
         self.check_data(&fault)?;
         self.check_course(&fault)?;
+        self.check_parallel(&fault)?;
         if let Some(adapter) = &self.adapter {
             if let Err(TableFault { key, found, allowed }) = adapter.tuning(self.seed) {
                 return fault(&format!("adapter.{key}"), found, &allowed);
@@ -180,6 +196,36 @@ impl RunConfig {
         }
         if self.model.config.is_some() && self.model.architecture.is_some() {
             return fault("model.config", "this and [model.architecture]".to_owned(), "one of both");
+        }
+        Ok(())
+    }
+
+    /// Checks leaves and the format of exchanged gradients.
+    fn check_parallel(
+        &self,
+        fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let Parallel { leaves, zero, gradients } = &self.parallel;
+        if ![1, 2, 4, 8].contains(leaves) {
+            return fault("parallel.leaves", leaves.to_string(), "1, 2, 4 or 8");
+        }
+        let Data { batch, accumulate, .. } = &self.data;
+        if !accumulate.is_multiple_of(*leaves) {
+            let windows = batch.saturating_mul(*accumulate);
+            let fix = match windows.is_multiple_of(*leaves) {
+                true => {
+                    format!("; fix: --set data.accumulate={leaves} --set data.batch={}", windows / leaves)
+                }
+                false => String::new(),
+            };
+            let allowed = format!("a multiple of parallel.leaves = {leaves}{fix}");
+            return fault("data.accumulate", accumulate.to_string(), &allowed);
+        }
+        if *zero > 1 {
+            return fault("parallel.zero", zero.to_string(), "0 or 1");
+        }
+        if MessageFormat::parse(gradients).is_none() {
+            return fault("parallel.gradients", format!("\"{gradients}\""), MessageFormat::ALLOWED);
         }
         Ok(())
     }
@@ -442,6 +488,10 @@ mod tests {
             ("precision.scaling=megatron", "no loss scaling"),
             ("schedule.kind=step", "cosine"),
             ("data.batch=0", "data.batch"),
+            ("parallel.leaves=3", "parallel.leaves: expected 1, 2, 4 or 8, got 3"),
+            ("parallel={leaves=2}", "fix: --set data.accumulate=2 --set data.batch=1"),
+            ("parallel.zero=2", "parallel.zero: expected 0 or 1"),
+            ("parallel.gradients=nvfp4", "parallel.gradients: expected f32, sign, or a scheme"),
             ("data.files=[]", "data.files"),
             ("seed", "no = sign"),
             ("out.x=1", "out, which is not a table"),

@@ -83,6 +83,9 @@ pub enum TrainError {
         /// Values that can be trained.
         allowed: &'static str,
     },
+    /// Another rank is lost, or sent something else.
+    #[error(transparent)]
+    Rank(#[from] mantissa_ranks::RankError),
     /// The settings differ from the run that wrote the checkpoint.
     #[error(
         "{}: settings: expected those of the run, got {}; fix: resume with the original settings, or rerun with --restart",
@@ -248,6 +251,7 @@ impl TrainError {
             TrainError::Load(error) => error.class(),
             TrainError::Data(error) => error.class(),
             TrainError::Store(error) => error.class(),
+            TrainError::Rank(error) => error.class(),
             _ => ErrorClass::Input,
         }
     }

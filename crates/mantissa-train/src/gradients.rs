@@ -79,10 +79,17 @@ impl Gradients {
 
     /// Sets all gradients to zero.
     pub fn zero(&mut self) {
-        match &mut self.store {
-            Store::F32(values) => values.fill(0.0),
-            Store::Bf16(bits) | Store::F16(bits) => bits.fill(0),
-        }
+        self.store.zero();
+    }
+
+    /// Returns the arena.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Returns the arena for writing.
+    pub(crate) fn store_mut(&mut self) -> &mut Store {
+        &mut self.store
     }
 
     /// True if the tensor at `range` is trained. Frozen tensors lie behind the arena and have no gradients.

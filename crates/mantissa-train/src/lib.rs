@@ -41,6 +41,7 @@ mod learned;
 mod lora;
 mod param_table;
 mod policy;
+mod shards;
 mod weights;
 
 // Layer: Operators of a decoder layer.
@@ -68,6 +69,9 @@ mod distill;
 mod optim;
 mod teacher;
 mod tuning;
+
+// Layer: Ranks.
+mod parallel;
 
 // Layer: Training runs.
 pub mod autopsy;
@@ -99,6 +103,7 @@ pub use optim::{
     SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
 pub use pages::Paged;
+pub use parallel::{Group, MessageFormat, ParallelOptions, follow};
 pub use param_table::{ParamInfo, ParamTable};
 pub use plan::{MemoryPlan, Options};
 pub use policy::{

@@ -1,6 +1,6 @@
 //! Model in training: parameters, gradients, and one step's forward and backward.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use mantissa_kernels::kernels;
@@ -59,6 +59,8 @@ pub struct TrainModel {
     pub(crate) balance: Vec<f32>,
     /// Tokens that chose each expert, by layer.
     pub(crate) routed: Vec<Vec<u64>>,
+    /// Places of the parameters with a gradient that is not 0 throughout, where other ranks hold a part of the sums.
+    pub(crate) with_gradient: Option<BTreeSet<usize>>,
     /// Polled between two layers; true stops the step.
     pub(crate) stop: Option<Stop>,
 }
@@ -164,6 +166,7 @@ impl TrainModel {
             balance_loss: None,
             balance: Vec::new(),
             routed: expert_counts(&config),
+            with_gradient: None,
             stop: None,
             params,
             config,

@@ -123,3 +123,21 @@ fn aligned(len: usize) -> usize {
 pub(crate) fn transposed<T: Copy>(values: &[T], cols: usize) -> Vec<T> {
     (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols).copied()).collect()
 }
+
+/// Returns the part of `range` that lies in `shard`; empty if none does.
+pub(crate) fn within(range: &Range<usize>, shard: &Range<usize>) -> Range<usize> {
+    let start = range.start.clamp(shard.start, shard.end);
+    start..range.end.clamp(start, shard.end.max(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_shard_are_within_it() {
+        assert_eq!(within(&(10..20), &(0..100)), 10..20);
+        assert_eq!(within(&(10..20), &(15..18)), 15..18);
+        assert!(within(&(10..20), &(20..30)).is_empty() && within(&(10..20), &(0..10)).is_empty());
+    }
+}

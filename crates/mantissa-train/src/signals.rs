@@ -72,8 +72,7 @@ impl TrainModel {
             if param.tensor.shape.len() < 2 || *rate <= 0.0 {
                 continue;
             }
-            let has_gradient =
-                || self.grads.holds(&param.range) && !self.grads.get(param.range.clone()).is_zero();
+            let has_gradient = || self.grads.holds(&param.range) && !self.has_zero_gradient(param);
             if rounded && counts.loses_updates() {
                 lost.rounded.push(param.tensor.name.clone());
             } else if counts.is_still() && has_gradient() {
@@ -90,9 +89,17 @@ impl TrainModel {
 
     /// True if the gradient of a parameter that trains is 0 throughout, and should not be.
     fn is_dead(&self, param: &ParamInfo) -> bool {
-        self.grads.get(param.range.clone()).is_zero()
+        self.has_zero_gradient(param)
             && !self.is_of_idle_expert(param)
             && !self.waits_for_partner(&param.tensor.name)
+    }
+
+    /// True if the gradient of a parameter that trains is 0 throughout, also where other ranks hold its sum.
+    fn has_zero_gradient(&self, param: &ParamInfo) -> bool {
+        match &self.with_gradient {
+            Some(places) => !places.contains(&param.range.start),
+            None => self.grads.get(param.range.clone()).is_zero(),
+        }
     }
 
     /// True if the parameter belongs to an expert that no token chose.

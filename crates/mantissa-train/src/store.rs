@@ -89,6 +89,56 @@ impl Store {
         }
     }
 
+    /// Reads `n` values from their little-endian bytes; `None` if there are not as many.
+    pub(crate) fn from_le_bytes(precision: Precision, n: usize, bytes: &[u8]) -> Option<Self> {
+        let whole = (bytes.len() as u64 == precision.bytes().checked_mul(n as u64)?).then_some(bytes)?;
+        let bits = || whole.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+        Some(match precision {
+            Precision::F32 => {
+                Store::F32(whole.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+            }
+            Precision::Bf16 => Store::Bf16(bits()),
+            Precision::F16 => Store::F16(bits()),
+        })
+    }
+
+    /// Sets all values to 0.
+    pub(crate) fn zero(&mut self) {
+        match self {
+            Store::F32(values) => values.fill(0.0),
+            Store::Bf16(bits) | Store::F16(bits) => bits.fill(0),
+        }
+    }
+
+    /// Adds the values of `other`, which has as many; sums of 16 bits are rounded to nearest.
+    pub(crate) fn add(&mut self, other: &Self) {
+        if let (Store::F32(to), Store::F32(from)) = (&mut *self, other) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+            return;
+        }
+        let (mut own, mut more) = ([0.0; PIECE], [0.0; PIECE]);
+        for first in (0..self.len()).step_by(PIECE) {
+            let range = first..self.len().min(first + PIECE);
+            let (own, more) = (&mut own[..range.len()], &mut more[..range.len()]);
+            self.get(range.clone()).widen(own);
+            other.get(range).widen(more);
+            own.iter_mut().zip(more).for_each(|(own, more)| *own += *more);
+            self.set(first, own);
+        }
+    }
+
+    /// Copies the values at `range` of `other`, of the same precision, to offset `first`.
+    pub(crate) fn copy_from(&mut self, first: usize, other: &Self, range: Range<usize>) {
+        let to = first..first + range.len();
+        match (self, other) {
+            (Store::F32(own), Store::F32(other)) => own[to].copy_from_slice(&other[range]),
+            (Store::Bf16(own), Store::Bf16(other)) | (Store::F16(own), Store::F16(other)) => {
+                own[to].copy_from_slice(&other[range]);
+            }
+            (own, other) => own.set(first, &other.get(range).widened()),
+        }
+    }
+
     pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
         match self {
             Store::F32(values) => StoreRef::F32(&values[range]),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use mantissa_kernels::kernels;
 use mantissa_model::Batch;
+use mantissa_ranks::Traffic;
 use serde::Serialize;
 
 use crate::data::{Cursor, Data, Sample};
@@ -13,6 +14,7 @@ use crate::form::Draw;
 use crate::health::{ExpertHealth, StepHealth, Watch, WeightCounts};
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
+use crate::parallel::{Command, Group, StepOrder};
 use crate::param_table::ParamInfo;
 use crate::scaling::{LossScaler, ScaleEvent};
 use crate::schedule::Schedule;
@@ -45,6 +47,8 @@ pub struct Trainer {
     options: TrainerOptions,
     /// Model whose predictions replace the text's tokens in the loss.
     pub(crate) teacher: Option<Teacher>,
+    /// This rank among those of the run; `None` for a single one whose steps have one leaf.
+    pub(crate) group: Option<Group>,
     /// Batches of a step.
     samples: Vec<Sample>,
     pub(crate) progress: Progress,
@@ -123,6 +127,7 @@ impl Trainer {
             batches: Box::new(batches),
             options,
             teacher: None,
+            group: None,
             samples: Vec::new(),
             progress,
             signals: None,
@@ -166,6 +171,45 @@ impl Trainer {
         }
         self.teacher = Some(teacher);
         Ok(())
+    }
+
+    /// Divides the batches of every step over the leaves of `group`, whose rank 0 this is. Must precede the first step and [`load`](Self::load).
+    ///
+    /// # Errors
+    /// [`TrainError::Rank`] if a rank is lost or has other weights.
+    ///
+    /// # Panics
+    /// If the leaves do not divide the batches of a step, or other ranks would need the teacher.
+    pub fn set_group(&mut self, mut group: Group) -> Result<(), TrainError> {
+        let (accumulate, leaves) = (self.options.accumulate, group.leaves());
+        assert!(
+            accumulate.is_multiple_of(leaves),
+            "Trainer::set_group: {accumulate} batches, {leaves} leaves"
+        );
+        if group.ranks() > 1 {
+            assert!(self.teacher.is_none(), "Trainer::set_group: a teacher");
+            group.compare_weights(&self.model)?;
+        }
+        self.group = Some(group);
+        Ok(())
+    }
+
+    /// Ends the run on the other ranks; returns what each rank sent and how long it waited, nothing for a single rank. No step
+    /// follows.
+    ///
+    /// # Errors
+    /// [`TrainError::Rank`].
+    pub fn end_group(&mut self) -> Result<Vec<Traffic>, TrainError> {
+        let Some(mut group) = self.group.take_if(|group| group.ranks() > 1) else { return Ok(Vec::new()) };
+        group.tell_all(&Command::End)?;
+        let all = group.traffic_of_all();
+        group.leave()?;
+        Ok(all)
+    }
+
+    /// Returns this rank among those of the run, if there are several or steps have several leaves.
+    pub fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
     }
 
     /// Returns the progress.
@@ -252,15 +296,20 @@ impl Trainer {
 
     fn counted_step(&mut self, counts: Option<&[WeightCounts]>) -> Result<StepReport, TrainError> {
         let step = self.progress.steps + 1;
-        let loss_scale = self.loss_scale();
-        let (nll, targets) =
-            self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
-        let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
-        // Before the update, which changes the weights.
-        let mut signals = self.model.signals(loss);
+        let (loss_scale, lr) = (self.loss_scale(), self.options.schedule.rate(step - 1));
         let own = counts.is_none().then(|| self.look_for_lost_updates(lr)).flatten();
         let counts = counts.or(own.as_deref());
-        let norm = match self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts) {
+        let (nll, targets) = self
+            .shared_gradients((loss_scale, lr), counts.is_some())
+            .inspect_err(|_| self.batches.seek(self.progress.cursor))?;
+        let loss = nll / targets as f64;
+        // Before the update, which changes the weights.
+        let mut signals = self.model.signals(loss);
+        let updated = match &mut self.group {
+            Some(group) => group.update(&mut self.model, &mut self.optimizer, (lr, loss_scale), counts),
+            None => self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts),
+        };
+        let norm = match updated {
             Ok(norm) => Some(norm),
             Err(TrainError::NonFinite { .. }) => {
                 self.overflow(step, loss, loss_scale)?;
@@ -277,6 +326,7 @@ impl Trainer {
         self.signals = norm.map(|_| signals);
         if norm.is_none() {
             self.model.histories.forget();
+            self.group.iter_mut().for_each(Group::forget_errors);
         }
         self.model.histories.commit(step);
         let before = self.progress;
@@ -311,19 +361,54 @@ impl Trainer {
         self.batches.seek(self.progress.cursor);
     }
 
-    /// Computes the gradients of the next batches; returns the sum of their losses and the number of targets.
-    pub(crate) fn gradients(&mut self, loss_scale: f32) -> Result<(f64, u64), TrainError> {
+    /// Reads the batches of the next step; returns the number of their targets.
+    fn read_samples(&mut self) -> Result<usize, TrainError> {
         let TrainerOptions { batch, accumulate, .. } = self.options;
-        let (mut nll, mut targets) = (0.0, 0);
         self.samples.resize_with(accumulate, Sample::default);
         for sample in &mut self.samples {
             self.batches.next(batch, sample)?;
         }
-        let all = self.samples.iter().map(Sample::counted).sum::<usize>().max(1);
-        self.model.zero_gradients();
+        Ok(self.samples.iter().map(Sample::counted).sum::<usize>().max(1))
+    }
+
+    /// Forgets what the last step saw.
+    fn begin_step(&mut self) {
         self.model.watch_weights();
         self.model.lost.clear();
         self.model.histories.forget();
+        self.model.with_gradient = None;
+    }
+
+    /// Computes the gradients of the next batches, with the other ranks if there are any; returns the sum of the losses and the
+    /// number of targets. `counts` asks for counts of the update.
+    fn shared_gradients(
+        &mut self,
+        (loss_scale, lr): (f32, f64),
+        counts: bool,
+    ) -> Result<(f64, u64), TrainError> {
+        let Some(mut group) = self.group.take() else { return self.gradients(loss_scale) };
+        let losses = self.read_samples().and_then(|all| {
+            self.begin_step();
+            let (step, scale) = (self.progress.steps + 1, loss_scale / all as f32);
+            let order = StepOrder { step, scale, loss_scale, lr, counts };
+            let teacher = &mut self.teacher;
+            group.gradients(&mut self.model, &self.samples, &order, |model, batch, targets, scale| {
+                match teacher {
+                    Some(teacher) => model.distill_from_model(teacher, batch, targets, scale),
+                    None => model.forward_backward(batch, targets, scale),
+                }
+            })
+        });
+        self.group = Some(group);
+        Ok(losses?.into_iter().fold((0.0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1)))
+    }
+
+    /// Computes the gradients of the next batches on this rank; returns the sum of their losses and the number of targets.
+    pub(crate) fn gradients(&mut self, loss_scale: f32) -> Result<(f64, u64), TrainError> {
+        let (mut nll, mut targets) = (0.0, 0);
+        let all = self.read_samples()?;
+        self.model.zero_gradients();
+        self.begin_step();
         let step = self.progress.steps + 1;
         for (batch_of_step, sample) in self.samples.iter().enumerate() {
             self.model.draw = Draw { step, batch: batch_of_step as u32 };

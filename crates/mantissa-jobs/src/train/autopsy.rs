@@ -9,6 +9,7 @@ use mantissa_train::config::RunConfig;
 use mantissa_train::{LostOperand, TrainError, Trainer, UpdateSize};
 use serde::{Deserialize, Serialize};
 
+use super::ranks::Ranks;
 use super::setup::Setup;
 use super::source;
 use super::start::StartMode;
@@ -85,7 +86,7 @@ impl TrainAutopsy {
         self.require_examinable(&settings)?;
         let base = base(&self.run, &settings)?;
         let chosen = Chosen::new(&self.run, self.step)?;
-        let setup = Setup::new(&settings, &name, &base, StartMode::Resume, host)?;
+        let setup = Setup::new(&settings, &name, &base, (StartMode::Resume, &Ranks::default()), host)?;
         Ok(Subject { settings, chosen, setup })
     }
 }
@@ -109,6 +110,13 @@ impl TrainAutopsy {
                 "the loss on a teacher's predictions",
                 "a run on the tokens of a text, whose loss a step is replayed with",
                 "run mantissa finetune --adapter none on the same data and policy, and examine that run",
+            )
+        } else if settings.parallel().is_some_and(|parallel| !parallel.is_plain()) {
+            (
+                "parallel",
+                "several leaves, or gradients in few bits",
+                "a run of one leaf, because a step is replayed on one rank",
+                "rerun it without [parallel], and examine that run",
             )
         } else {
             (
@@ -166,7 +174,7 @@ impl Job for TrainAutopsy {
         host.require_memory("train --autopsy", needs + needs / 20)?;
         let Subject { settings, chosen, setup } = subject;
         let data = source::begun(&self.run, &settings)?;
-        let mut trainer = Setup::trainer(setup.model(&settings)?, &settings, data)?;
+        let mut trainer = Setup::trainer(setup.replica.model(&settings, (0, 1))?, &settings, data)?;
         if let Some(teacher) = setup.teacher()? {
             trainer.set_teacher(teacher)?;
         }

@@ -85,7 +85,7 @@ impl Chat {
 
     /// Tells what is cut or left out.
     fn warn(&self, settings: &RunConfig, setup: &Setup, host: &Host) -> Result<()> {
-        let lengths = (settings.data.length, setup.config.max_position_embeddings);
+        let lengths = (settings.data.length, setup.replica.config.max_position_embeddings);
         let mut warnings = chat_warnings("data.files", &self.lines, lengths);
         let held_out = self.held_out.as_ref().filter(|_| !settings.validation.files.is_empty());
         warnings.extend(held_out.iter().flat_map(|lines| chat_warnings("validation.files", lines, lengths)));

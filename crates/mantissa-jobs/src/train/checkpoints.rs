@@ -59,7 +59,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// I/O; older checkpoints then remain.
-    pub(crate) fn write(&mut self, trainer: &Trainer, resolved: &str) -> Result<()> {
+    pub(crate) fn write(&mut self, trainer: &mut Trainer, resolved: &str) -> Result<()> {
         let now = trainer.progress().steps;
         let path = self.folder.checkpoint(now)?;
         trainer.save(&Output::owned(&path), resolved)?;

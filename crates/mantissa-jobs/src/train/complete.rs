@@ -85,7 +85,7 @@ impl CompleteRun<'_> {
             learning: past.learning.report(setup.decays.len()),
             results,
             data,
-            parameters: setup.config.parameters(),
+            parameters: setup.replica.config.parameters(),
             trainable_parameters: setup.trainable(),
             steps: last.step,
             resumed_at: None,
@@ -98,6 +98,7 @@ impl CompleteRun<'_> {
             predicted_peak_memory: about.predicted_peak_memory,
             measured_peak_memory: about.measured_peak_memory,
             worst_gemms: Vec::new(),
+            ranks: Vec::new(),
         }))
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use mantissa_ranks::Link;
 use mantissa_store::{Kind, TOOL};
 use mantissa_train::config::RunConfig;
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::complete::{CompleteRun, identity};
 use super::events;
 use super::previous_run::PreviousRun;
+use super::ranks::{Ranks, take_part_of_process};
 use super::ready_run::ReadyRun;
-use super::report::TrainReport;
+use super::report::{RankReport, TrainReport};
 use super::results;
 use super::run_folder::RunFolder;
 use super::setup::Setup;
@@ -38,6 +40,8 @@ pub struct TrainArguments {
     pub tensorboard: Option<PathBuf>,
     /// Mode of starting.
     pub start: StartMode,
+    /// Ranks of the run. They change no result.
+    pub ranks: Ranks,
 }
 
 /// Training run of a settings file.
@@ -63,6 +67,9 @@ pub struct Train {
     /// Notes on the settings, for the one who gave them.
     #[serde(skip)]
     notes: Vec<String>,
+    /// Ranks, which change no result.
+    #[serde(skip)]
+    ranks: Ranks,
 }
 
 /// Prediction for a run that is not started.
@@ -101,7 +108,7 @@ impl Train {
     /// # Errors
     /// A file that cannot be read; settings that are no run's.
     pub fn resolve(arguments: &TrainArguments) -> Result<Self> {
-        let TrainArguments { config, set, tensorboard, start } = arguments;
+        let TrainArguments { config, set, tensorboard, start, ranks } = arguments;
         let name = config.display().to_string();
         let text = read_settings(config)?;
         refuse_data(config, &text)?;
@@ -109,7 +116,7 @@ impl Train {
         let base = config.parent().unwrap_or(Path::new("")).to_owned();
         let tensorboard = tensorboard.clone();
         let (file, base, start) = (Some(config.clone()), Some(base), *start);
-        Ok(Train { name, file, base, settings, tensorboard, start, notes })
+        Ok(Train { name, file, base, settings, tensorboard, start, notes, ranks: ranks.clone() })
     }
 
     /// Makes the run of `settings`, which messages call `name`; their paths are relative to the working folder, or if
@@ -122,7 +129,8 @@ impl Train {
         start: StartMode,
     ) -> Self {
         let base = (!embedded).then(PathBuf::new);
-        Train { name: name.to_owned(), file: None, base, settings, tensorboard, start, notes }
+        let ranks = Ranks::default();
+        Train { name: name.to_owned(), file: None, base, settings, tensorboard, start, notes, ranks }
     }
 
     /// Returns the folder that paths of the settings are relative to.
@@ -131,6 +139,16 @@ impl Train {
             Some(base) => Ok(base.clone()),
             None => Ok(embedded::parent()?),
         }
+    }
+
+    /// Takes part in the run of rank 0 at the other end of `link`, and writes nothing.
+    ///
+    /// # Errors
+    /// Files that cannot be read here; a rank that is lost.
+    pub fn take_part(&self, link: Box<dyn Link>, host: &Host) -> Result<()> {
+        let base = self.base()?;
+        // Rank 0 decides about the end.
+        host.saving(|| take_part_of_process(link, &base, host.threads), |_: &JobError| false)
     }
 
     /// Returns the settings with all defaults.
@@ -158,9 +176,9 @@ impl Train {
             decays: *decays,
         };
         Ok(TrainPreview {
-            parameters: setup.config.parameters(),
+            parameters: setup.replica.config.parameters(),
             trainable_parameters: setup.trainable(),
-            policy: setup.policy.name.clone().into_owned(),
+            policy: setup.replica.policy.name.clone().into_owned(),
             optimizer: self.settings.optimizer.kind.clone(),
             tensors: setup.decays.iter().map(tensor).collect(),
             memory: setup.memory,
@@ -169,7 +187,7 @@ impl Train {
     }
 
     fn setup(&self, start: StartMode, host: &Host) -> Result<Setup> {
-        Setup::new(&self.settings, &self.name, &self.base()?, start, host)
+        Setup::new(&self.settings, &self.name, &self.base()?, (start, &self.ranks), host)
     }
 
     /// Names the command that began the run, as far as it is known here.
@@ -230,10 +248,10 @@ impl Train {
             tool: TOOL.to_owned(),
             machine: Machine::this(),
             threads: host.threads,
-            parameters: setup.config.parameters(),
+            parameters: setup.replica.config.parameters(),
             trainable_parameters: Some(setup.trainable()),
             started_by: Some(self.started_by()),
-            policy: setup.policy.name.clone().into_owned(),
+            policy: setup.replica.policy.name.clone().into_owned(),
             memory: setup.memory.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect(),
             predicted_peak_memory: needs,
             measured_peak_memory: None,
@@ -302,6 +320,7 @@ impl Job for Train {
         let start = self.previous().how(self.start);
         self.notes.iter().for_each(|note| host.note(note));
         if let Some(report) = self.complete(host)? {
+            self.ranks.dismiss()?;
             return Ok(report);
         }
         // Until a step is done, a restart loses nothing.
@@ -311,12 +330,13 @@ impl Job for Train {
         let explain = |error| self.previous().explain(error);
         let folder = RunFolder::open(&run, start).map_err(explain)?;
         host.require_memory("train", needs + needs / 20)?;
-        let ready = ReadyRun::new(folder, &setup, settings, &self.base()?, host).map_err(explain)?;
-        let data = ready.data.clone();
+        let mut ready =
+            ReadyRun::new(folder, &setup, settings, (&self.base()?, &self.ranks), host).map_err(explain)?;
+        let (data, others) = (ready.data.clone(), std::mem::take(&mut ready.others));
         let mut about = self.description(&setup, needs, &data, host);
         about.models = Some(self.identity()?);
         if let Some(adapter) = &settings.adapter {
-            let trained = trainable_words(setup.trainable(), setup.config.parameters());
+            let trained = trainable_words(setup.trainable(), setup.replica.config.parameters());
             host.note(&format!("training {}: {trained}", adapter.words()));
         }
         let begin = Instant::now();
@@ -330,15 +350,19 @@ impl Job for Train {
         let outcome = outcome.and_then(|loss| {
             train_loop.take_best()?.iter().for_each(|warning| host.warn(warning));
             let folder = &train_loop.checkpoints.folder;
-            Ok((loss, results::write(&mut train_loop.trainer, &setup, settings, folder, host)?))
+            let results = results::write(&mut train_loop.trainer, &setup, settings, folder, host)?;
+            Ok((loss, results, train_loop.trainer.end_group()?))
         });
         about.measured_peak_memory = peak_anonymous();
         if settings.schedule.steps == 0 {
             about.steps = progress.steps;
         }
-        let (loss, results) = match outcome {
+        let (loss, results, traffic) = match outcome {
             Ok(found) => found,
             Err(error) => {
+                // In order, so that the other ranks end well; the first error matters more.
+                let _ = train_loop.trainer.end_group();
+                let error = others.first_error().unwrap_or(error);
                 about.outcome = line(&error.to_string());
                 if let JobError::Stopped(stopped) = &error {
                     about.stopped_at = Some(stopped.steps);
@@ -348,6 +372,8 @@ impl Job for Train {
                 return Err(error);
             }
         };
+        // All have ended.
+        others.first_error();
         (about.merged_kl, about.quantized_kl) = (results.merged_kl, results.quantized_kl);
         DONE.clone_into(&mut about.outcome);
         // A stop tells to resume the run if and only if it is not done.
@@ -367,7 +393,7 @@ impl Job for Train {
             examinable: learning.is_failing() && examinable(settings),
             results,
             data,
-            parameters: setup.config.parameters(),
+            parameters: setup.replica.config.parameters(),
             trainable_parameters: setup.trainable(),
             steps: progress.steps,
             resumed_at,
@@ -380,6 +406,7 @@ impl Job for Train {
             predicted_peak_memory: needs,
             measured_peak_memory: peak_anonymous(),
             worst_gemms: train_loop.worst_gemms,
+            ranks: traffic.into_iter().map(RankReport::from).collect(),
         })
     }
 }

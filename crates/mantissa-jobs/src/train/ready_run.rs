@@ -7,6 +7,7 @@ use mantissa_train::config::RunConfig;
 use mantissa_train::{HeldOut, Stop, Trainer};
 
 use super::checkpoints::Checkpoints;
+use super::ranks::{Ranks, Started};
 use super::run_folder::RunFolder;
 use super::setup::Setup;
 use super::source::Source;
@@ -19,6 +20,8 @@ use crate::run_files::{CONFIG, MAX_FILE};
 /// Run that is ready for its next step.
 pub(crate) struct ReadyRun {
     pub(crate) trainer: Trainer,
+    /// Ranks besides this one.
+    pub(crate) others: Started,
     pub(crate) held_out: Option<HeldOut>,
     /// Settings with all defaults, as TOML.
     pub(crate) resolved: String,
@@ -36,12 +39,12 @@ impl ReadyRun {
         mut folder: RunFolder,
         setup: &Setup,
         settings: &RunConfig,
-        base: &Path,
+        (base, ranks): (&Path, &Ranks),
         host: &Host,
     ) -> Result<Self> {
         let source = Source::prepare(&folder, settings, base, setup, host)?;
         let report = source.report(settings);
-        let model = setup.model(settings)?;
+        let (model, optimizer) = setup.replica.model(settings, (0, ranks.count()))?;
         if let Some(path) = folder.rebuilt() {
             host.warn(&format!("{}: is damaged; made again from the files of the run", path.display()));
         }
@@ -51,13 +54,19 @@ impl ReadyRun {
             host.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
         }
         setup.vocabulary.keep(folder.dir())?;
-        let (data, held_out) = source.write(settings, setup.config.vocab_size)?;
-        let mut trainer = Setup::trainer(model, settings, data)?;
+        let (data, held_out) = source.write(settings, setup.replica.config.vocab_size)?;
+        // Before other ranks begin, which use the folder.
+        optimizer.open_pages(folder.dir())?;
+        let mut others = ranks.start(&setup.replica, (settings, &setup.config_json), folder.dir())?;
+        let group = others.group(&setup.replica, &model, &optimizer)?;
+        let mut trainer = Setup::trainer((model, optimizer), settings, data)?;
+        if let Some(group) = group {
+            trainer.set_group(group)?;
+        }
         if let Some(teacher) = setup.teacher()? {
             trainer.set_teacher(teacher)?;
         }
         let resolved = settings.resolved();
-        trainer.open_pages(folder.dir())?;
         let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
         if checkpoints.folder.how().resumes() {
             let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
@@ -69,6 +78,6 @@ impl ReadyRun {
             write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
         }
         trainer.set_stop(Stop::new(host.stop_question()));
-        Ok(ReadyRun { trainer, held_out, resolved, checkpoints, data: report })
+        Ok(ReadyRun { trainer, others, held_out, resolved, checkpoints, data: report })
     }
 }

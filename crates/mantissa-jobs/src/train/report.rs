@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mantissa_ranks::Traffic;
 use mantissa_train::GemmHealth;
 use serde::Serialize;
 
@@ -50,9 +51,27 @@ pub struct TrainReport {
     pub measured_peak_memory: Option<u64>,
     /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
     pub worst_gemms: Vec<GemmHealth>,
+    /// What each rank sent and waited for; empty for a single rank.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankReport>,
     /// Parts that did not learn.
     pub learning: LearningReport,
     /// True if an autopsy of the run names the cause of what did not learn.
     #[serde(skip)]
     pub examinable: bool,
+}
+
+/// What a rank sent to others and waited for in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RankReport {
+    /// Bytes that it sent.
+    pub sent: u64,
+    /// Seconds in which it waited for messages; on the slowest rank the least.
+    pub waited_seconds: f64,
+}
+
+impl From<Traffic> for RankReport {
+    fn from(Traffic { sent, waited }: Traffic) -> Self {
+        RankReport { sent, waited_seconds: waited.as_secs_f64() }
+    }
 }

@@ -69,7 +69,7 @@ impl Results {
         let folder = |name: &str| names.contains(&name).then(|| run.join(name));
         let template = default_template(&run.join(TOKENS), setup, settings)?;
         let (adapter, base) = (folder(ADAPTER), folder(BASE));
-        let fits = base.clone().or_else(|| Some(setup.init.as_ref()?.dir().to_owned()));
+        let fits = base.clone().or_else(|| Some(setup.replica.init.as_ref()?.dir().to_owned()));
         Ok(Results {
             model: folder(MODEL),
             adapter_base: fits.filter(|_| adapter.is_some()),
@@ -104,7 +104,7 @@ pub(crate) fn write(
     let template = default_template(&folder.dir().join(TOKENS), setup, settings)?;
     let text = template.as_ref().map(|template| &*template.text);
     let tokenizer = TokenizerFiles { dir: &setup.vocabulary.dir, template: text };
-    let init = setup.init.as_ref().map(ModelFiles::dir);
+    let init = setup.replica.init.as_ref().map(ModelFiles::dir);
     let default_template = template.as_ref().map(|template| template.about);
     let mut results = Results { default_template, ..Results::default() };
     let model = folder.result(MODEL);
@@ -113,7 +113,7 @@ pub(crate) fn write(
         results.model = Some(model.path().to_owned());
         let scales = trainer.model().learned_scales();
         if !scales.is_empty() {
-            let scheme = &setup.policy.linear.fprop.right.scheme;
+            let scheme = &setup.replica.policy.linear.fprop.right.scheme;
             let options = Options {
                 container: Some(native::CONTAINER),
                 scales: Some(Arc::new(scales)),

@@ -1,24 +1,26 @@
 //! Resolved settings of a run: model, tokenizer, memory.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use mantissa_model::{Buffers, ModelConfig, Tokenizer, load_config, untie};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{FileDigest, Manifest, hash_file, json, regular};
+use mantissa_store::{FileDigest, hash_file, json, regular};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::chat::DefaultTemplate;
 use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
-    DecayGroups, Formats, MemoryPlan, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters,
-    Policy, Precision, SoftTargets, Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
+    DecayGroups, MemoryPlan, NoSuchTensor, Optimizer, ParamInfo, ParamTable, Precision, SoftTargets, Teacher,
+    TrainModel, Trainer, TrainerOptions,
 };
 use serde_json::Value;
 
+use super::ranks::Ranks;
+use super::replica::{Replica, initial};
 use super::start::StartMode;
 use super::teacher::open_teacher;
 use super::vocabulary::Vocabulary;
 use crate::error::{BadInput, Result};
-use crate::escape::quoted;
 use crate::host::Host;
 use crate::memory;
 
@@ -33,18 +35,14 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// Resolved settings of a run.
 pub(crate) struct Setup {
-    pub(crate) config: ModelConfig,
+    /// Model and optimizer, which every rank makes.
+    pub(crate) replica: Arc<Replica>,
     pub(crate) config_json: Value,
     pub(crate) tokenizer: Tokenizer,
     /// Its folder.
     pub(crate) vocabulary: Vocabulary,
     /// Template for conversations, if the model that is fine-tuned has none.
     pub(crate) dialogue: Option<DefaultTemplate>,
-    pub(crate) init: Option<ModelFiles>,
-    options: Options,
-    /// Settings of adapters, and the formats of the frozen weights.
-    tuning: Option<(Tuning, Formats)>,
-    pub(crate) policy: Policy,
     /// Files of the teacher, and its weight and temperature in the loss.
     teacher: Option<(ModelFiles, SoftTargets)>,
     /// Predicted bytes by purpose.
@@ -71,9 +69,10 @@ impl Setup {
         settings: &RunConfig,
         file: &str,
         base: &Path,
-        how: StartMode,
+        (how, ranks): (StartMode, &Ranks),
         host: &Host,
     ) -> Result<Self> {
+        ranks.check(settings)?;
         let adapts = settings.adapter.is_some();
         // Before the configuration, which a GGUF file has elsewhere.
         let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir), adapts)).transpose()?;
@@ -99,30 +98,17 @@ impl Setup {
         let tokenizer = tokenizer(&vocabulary.dir, host)?;
         let has_default = tokenizer.chat_template().is_none() && settings.model.init.is_some();
         let dialogue = has_default.then(|| DefaultTemplate::dialogue(&tokenizer)).transpose()?;
-        // Settings were validated, so neither default is used.
-        let policy = settings.policy().unwrap_or_default();
-        let options = Options {
-            max_tokens: settings.data.batch.saturating_mul(settings.data.length),
-            max_len: settings.data.length,
-            threads: host.threads,
-            policy: policy.clone(),
+        let threads = (host.threads / ranks.in_process().max(1)).max(1);
+        let replica = Replica::new(settings, config, init, threads)?;
+        let Replica { config, options, tuning, policy, .. } = &replica;
+        let with_scales = || ParamTable::with_scales(config, policy);
+        let table = tuning.as_ref().map_or_else(with_scales, |(tuning, _)| tuning.table(config));
+        let plan = match tuning {
+            Some((tuning, formats)) => MemoryPlan::tuned(config, options, tuning, formats),
+            None => MemoryPlan::new(config, options),
         };
-        let tuning = match (settings.tuning(), &init) {
-            (Some(tuning), Some(files)) => {
-                tuning.check(&config)?;
-                let formats = tuning.formats(files, &config)?;
-                Some((tuning, formats))
-            }
-            _ => None,
-        };
-        let with_scales = || ParamTable::with_scales(&config, &policy);
-        let table = tuning.as_ref().map_or_else(with_scales, |(tuning, _)| tuning.table(&config));
-        let plan = match &tuning {
-            Some((tuning, formats)) => MemoryPlan::tuned(&config, &options, tuning, formats),
-            None => MemoryPlan::new(&config, &options),
-        };
-        let mut memory = memory(plan, &options, &table, settings, (&config, merged_precision(&config_json)));
-        let teacher = open_teacher(settings, base, (&config, &tokenizer), host)?;
+        let mut memory = memory(plan, (&replica, ranks), &table, settings, merged_precision(&config_json));
+        let teacher = open_teacher(settings, base, (config, &tokenizer), host)?;
         if let Some((files, _)) = &teacher {
             let buffers = Teacher::bytes(&load_config(files)?, options.max_tokens, options.max_len);
             memory.push(("teacher", files.checkpoint().total_bytes() + buffers));
@@ -137,50 +123,17 @@ impl Setup {
         let decays = table.iter().cloned().zip(decays).collect();
         let text_memory = host.memory_left();
         Ok(Setup {
-            config,
+            replica: Arc::new(replica),
             config_json,
             tokenizer,
             vocabulary,
             dialogue,
-            init,
-            options,
-            tuning,
-            policy,
             teacher,
             memory,
             paged,
             text_memory,
             decays,
         })
-    }
-
-    /// Loads or initializes the model, and makes its optimizer. Writes nothing, so that weights that do not
-    /// fit are found before an old run is removed.
-    ///
-    /// # Errors
-    /// Not enough memory, or weights that cannot be read.
-    pub(crate) fn model(&self, settings: &RunConfig) -> Result<(TrainModel, Optimizer)> {
-        let params = match (&self.init, &self.tuning) {
-            (Some(files), Some((tuning, _))) => {
-                Parameters::tuned(files, &self.config, tuning, &self.policy, self.options.threads)?
-            }
-            (Some(files), None) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
-            (None, _) => {
-                let (std, precision) = (settings.model.std as f32, self.policy.initial_weights());
-                Parameters::random_as(&self.config, std, settings.seed, precision)?
-            }
-        };
-        let params = params.with_scales(&self.config, &self.policy)?;
-        let chosen = &settings.optimizer;
-        let optimizer = Optimizer::new(&params, &self.policy, &chosen.recipe())?
-            .with_decay(&chosen.decay_groups(), params.table())
-            .and_then(|optimizer| optimizer.with_rates(&chosen.rate_scales(), params.table()))
-            .map_err(|error| BadInput::new(error.key, error.to_string(), DecayGroups::ALLOWED))?;
-        let mut model = TrainModel::new(self.config.clone(), params, self.options.clone())?;
-        if let Some(factor) = settings.model.balance {
-            model.set_balance_factor(factor as f32);
-        }
-        Ok((model, optimizer))
     }
 
     /// Returns the predicted bytes.
@@ -190,7 +143,7 @@ impl Setup {
 
     /// Predicts the bytes that an autopsy takes beyond a run's.
     pub(crate) fn autopsy_bytes(&self) -> u64 {
-        Trainer::autopsy_bytes(&self.config, &self.options)
+        Trainer::autopsy_bytes(&self.replica.config, &self.replica.options)
     }
 
     /// Returns the hash of the teacher's weights; `None` without a teacher.
@@ -214,7 +167,7 @@ impl Setup {
         let Some(((files, soft), digest)) = self.teacher.as_ref().zip(self.teacher_digest()?) else {
             return Ok(None);
         };
-        let sizes = (self.options.max_tokens, self.options.max_len);
+        let sizes = (self.replica.options.max_tokens, self.replica.options.max_len);
         Ok(Some(Teacher::load(files, sizes, digest)?.with_soft_targets(*soft)))
     }
 
@@ -292,15 +245,28 @@ fn merging(config: &ModelConfig, precision: Precision, length: usize) -> u64 {
 /// Predicts the memory of a run by purpose.
 fn memory(
     plan: MemoryPlan,
-    options: &Options,
+    (replica, ranks): (&Replica, &Ranks),
     table: &ParamTable,
     settings: &RunConfig,
-    (config, merged): (&ModelConfig, Precision),
+    merged: Precision,
 ) -> Vec<(&'static str, u64)> {
+    let Replica { config, options, parallel, .. } = replica;
+    let model = plan.bytes();
     let mut memory = plan.entries;
     let recipe = settings.optimizer.recipe();
-    let state = recipe.bytes(table, &options.policy);
+    let state = match parallel.zero > 0 && ranks.count() > 1 {
+        true => recipe.bytes_of_rank(table, &options.policy, ranks.count()),
+        false => recipe.bytes(table, &options.policy),
+    };
     memory.push(("optimizer state", state));
+    let leaves = parallel.bytes(table.len(), options.policy.gradients, ranks.count());
+    if leaves > 0 {
+        memory.push(("leaves and messages", leaves));
+    }
+    let others = ranks.in_process().saturating_sub(1) as u64;
+    if others > 0 {
+        memory.push(("other ranks", others * (model + state + leaves + PACKING * options.threads as u64)));
+    }
     let pages = recipe.page_buffers(options.threads);
     let copied = BUFFERS.min(2 * (state + options.policy.weights.bytes() * table.len() as u64));
     let merges = settings.adapter.as_ref().is_some_and(|own| own.merge || own.requantize.is_some());
@@ -321,41 +287,6 @@ fn tokenizer(dir: &Path, host: &Host) -> Result<Tokenizer> {
     let what = format!("{}: tokenizer", dir.display());
     host.require_more_memory(&what, Tokenizer::bytes_to_load(dir))?;
     Ok(Tokenizer::load(dir)?)
-}
-
-/// Opens the initial model in `dir`, whose layers may be quantized if only adapters train.
-fn initial(dir: &Path, adapts: bool) -> Result<ModelFiles> {
-    let files = ModelFiles::open(dir)?;
-    let refused = |found: String, allowed: &str, fix: String| {
-        Err(BadInput::new(format!("{}: model.init", dir.display()), found, allowed).with_fix(fix).into())
-    };
-    let decode = format!("mantissa convert {} --format native --requantize bf16 --out FOLDER", quoted(dir));
-    if files.gguf().is_some() {
-        let fix = format!("{decode}, and train an adapter on FOLDER; it fits this file too");
-        return refused("a GGUF file".to_owned(), "a model folder", fix);
-    }
-    if files.is_quantized() && !adapts {
-        let found = format!("weights in format {}", files.convention_name());
-        let fix =
-            "set model.init to the folder that it was quantized from, or train an adapter (--adapter lora)";
-        return refused(found, "a dense model folder", fix.to_owned());
-    }
-    if let Some(table) = quantized_table(&files)? {
-        let fix = format!("{decode}, which decodes it, and train on FOLDER");
-        return refused(format!("a quantized {table}"), "an unquantized embedding and head", fix);
-    }
-    // The history goes into the trained model's manifest, which is written last; a bad one must fail now.
-    Manifest::history(files.dir())?;
-    Ok(files)
-}
-
-/// Returns the embedding or head of a quantized folder if it is quantized too: training reads both in floats.
-fn quantized_table(files: &ModelFiles) -> Result<Option<String>> {
-    if !files.is_quantized() {
-        return Ok(None);
-    }
-    let tables = load_config(files)?.tables().into_iter().map(|table| table.module);
-    Ok(tables.into_iter().find(|module| !files.is_dense(&format!("{module}.weight"))))
 }
 
 /// Refuses a data file that is missing or cannot be opened.

@@ -142,7 +142,7 @@ impl Tokens {
         let generated = settings.distill.as_ref().map_or(0, |distill| distill.generated) as u64;
         let generated = if setup.teacher_files().is_some() { generated * report.length } else { 0 };
         let first = about.get(FIRST_EMPTY).map(String::as_str);
-        let context = setup.config.max_position_embeddings;
+        let context = setup.replica.config.max_position_embeddings;
         Ok(host.warn_all(&text_warnings(&report, first, generated, context))?)
     }
 
@@ -266,7 +266,7 @@ fn make(
     setup: &Setup,
     host: &Host,
 ) -> Result<(Split, AllFound)> {
-    let (vocab, validation) = (setup.config.vocab_size, &settings.validation);
+    let (vocab, validation) = (setup.replica.config.vocab_size, &settings.validation);
     let held_out = validation.is_active().then(|| TokenWriter::beside(vocab, run, "held-out"));
     let train = TokenWriter::beside(vocab, run, "tokens");
     let mut split = Split { train, held_out, choice: HoldOut::new(validation.share), unsplit: None };
@@ -301,7 +301,7 @@ fn make(
 /// Adds a file of data; returns the numbers of its documents.
 fn add_file(file: &Path, settings: &RunConfig, setup: &Setup, split: &mut Split) -> Result<Found> {
     if is_token_file(file) {
-        return Ok(copy(&TokenFile::open_data(file, setup.config.vocab_size)?, split)?);
+        return Ok(copy(&TokenFile::open_data(file, setup.replica.config.vocab_size)?, split)?);
     }
     let (format, within) = (settings.format_of(file), setup.text_memory);
     let unsplit = format == (TextFormat::Text { split: None });
@@ -319,7 +319,7 @@ fn add_file(file: &Path, settings: &RunConfig, setup: &Setup, split: &mut Split)
         if unsplit {
             split.look_for_markers(file, piece.text, &setup.tokenizer);
         }
-        ids.extend(setup.config.eos_token_ids.first().filter(|_| piece.last));
+        ids.extend(setup.replica.config.eos_token_ids.first().filter(|_| piece.last));
         let Split { train, held_out, choice, .. } = &mut *split;
         if piece.first || by_part {
             held = held_out.is_some() && choice.takes(piece.text.len());
@@ -350,7 +350,7 @@ fn copy(file: &TokenFile, split: &mut Split) -> Result<Found, DataError> {
 
 /// Hashes the sources of the tokens: data files, document options, tokenizer, and the model's token settings.
 pub(crate) fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<String> {
-    let (vocab, end) = (setup.config.vocab_size, setup.config.eos_token_ids.first());
+    let (vocab, end) = (setup.replica.config.vocab_size, setup.replica.config.eos_token_ids.first());
     let mut text = format!("{:?} {} {vocab} {end:?}", settings.data.split, settings.data.field);
     if settings.data.chat {
         text += &format!(" chat {}", settings.data.length);

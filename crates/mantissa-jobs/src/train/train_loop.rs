@@ -137,7 +137,7 @@ impl<'a> TrainLoop<'a> {
         checkpoints.best = past.best.map(|(step, _)| step).filter(|_| settings.checkpoint.best);
         let encode = |prompt: &String| Ok((prompt.clone(), setup.tokenizer.encode(prompt, Bos::Auto)?));
         let prompts = settings.samples.prompts.iter().map(encode).collect::<Result<_>>()?;
-        let (tokenizer, end) = (&setup.tokenizer, setup.config.eos_token_ids.first().copied());
+        let (tokenizer, end) = (&setup.tokenizer, setup.replica.config.eos_token_ids.first().copied());
         let saved = checkpoints.folder.how().resumes().then_some(steps);
         let begin = Instant::now();
         let mut train_loop = TrainLoop {
@@ -429,7 +429,7 @@ impl<'a> TrainLoop<'a> {
         self.events.iter().try_for_each(Events::sync)?;
         let steps = Some(self.trainer.progress().steps);
         if self.saved != steps {
-            self.checkpoints.write(&self.trainer, &self.resolved)?;
+            self.checkpoints.write(&mut self.trainer, &self.resolved)?;
             self.saved = steps;
         }
         Ok(())
@@ -462,7 +462,8 @@ pub(crate) fn decaying(settings: &RunConfig, (from, last): (u64, u64)) -> Schedu
 /// True if an autopsy replays runs of these settings.
 pub(crate) fn examinable(settings: &RunConfig) -> bool {
     let learns = settings.policy().is_some_and(|policy| policy.linear.fprop.right.learns_scales());
-    settings.adapter.is_none() && settings.distill.is_none() && !learns
+    let is_single = settings.parallel().is_some_and(|parallel| parallel.is_plain());
+    settings.adapter.is_none() && settings.distill.is_none() && !learns && is_single
 }
 
 /// Number of matmuls listed at the end of a run.

@@ -14,7 +14,7 @@ use mantissa_jobs::finetune::{
 };
 use mantissa_jobs::inspect::Inspect;
 use mantissa_jobs::job::{from_json, to_json};
-use mantissa_jobs::train::{StartMode, Train, TrainArguments, TrainAutopsy};
+use mantissa_jobs::train::{Ranks, StartMode, Train, TrainArguments, TrainAutopsy};
 use mantissa_jobs::{Job, JobError, ModelPath, Polling, embedded};
 use serde_json::Value;
 
@@ -69,7 +69,13 @@ fn settings(dir: &Path) -> TrainArguments {
         every = 2
     "#;
     fs::write(&config, toml).unwrap();
-    TrainArguments { config, set: Vec::new(), tensorboard: None, start: StartMode::New }
+    TrainArguments {
+        config,
+        set: Vec::new(),
+        tensorboard: None,
+        start: StartMode::New,
+        ranks: Ranks::default(),
+    }
 }
 
 /// Returns the exported weights of the run in `dir`, and the losses of its log.

@@ -178,7 +178,7 @@ fn resume(
         let whole = steps_from(lab, &settings, None, steps)?;
         for &stop in stops {
             let path = lab.file("stopped");
-            let first = steps_from(lab, &settings, None, stop)?;
+            let mut first = steps_from(lab, &settings, None, stop)?;
             first.1.save(&mantissa_store::Output::owned(&path), "")?;
             let second = steps_from(lab, &settings, Some(&path), steps - stop)?;
             let losses = first.0.iter().chain(&second.0).zip(&whole.0);

@@ -41,6 +41,8 @@ options! {
         checkpoint: CheckpointConfig, Subtable("");
         /// Observation of tensors.
         telemetry: Telemetry, Subtable("");
+        /// Leaves and ranks.
+        parallel: Parallel, Subtable("optional: mantissa train --ranks N"), Note::LATER;
     }
 }
 
@@ -201,6 +203,19 @@ options! {
     pub struct Telemetry {
         /// steps between two looks at every tensor, the first at step 1; 0: none
         every: u64 = 100, AtLeast(0);
+    }
+}
+
+options! {
+    /// `[parallel]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Parallel {
+        /// parts of a step, 1, 2, 4 or 8, which ranks divide: data.accumulate is a multiple
+        leaves: usize = 1, AtLeast(1);
+        /// stage of ZeRO: 0, or 1 for a part of the optimizer's state on each rank; changes no result
+        zero: u64 = 0, AtLeast(0);
+        /// format of exchanged gradients, of which each leaf makes up for what it lost: f32, sign, or a scheme such as int8-g256
+        gradients: String = "f32".to_owned(), Text;
     }
 }
 

@@ -63,6 +63,19 @@ impl Histories {
         self.histories.iter_mut().for_each(|history| *history.seen.get_mut() = 0);
     }
 
+    /// Returns the bits of the largest magnitudes that the step saw so far, by operand.
+    pub(crate) fn seen(&self) -> Vec<u32> {
+        self.histories.iter().map(|history| history.seen.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Adds what others saw in the step.
+    pub(crate) fn see(&mut self, seen: &[u32]) {
+        for (history, seen) in self.histories.iter_mut().zip(seen) {
+            let own = history.seen.get_mut();
+            *own = (*own).max(*seen);
+        }
+    }
+
     /// Ends step `step` (from 1): remembers its amax, and computes the multipliers of the next one: `max / amax` of
     /// the largest in the history; unchanged if that is 0 or not finite.
     pub(crate) fn commit(&mut self, step: u64) {

@@ -67,6 +67,25 @@ impl WeightCounts {
         lock(&self.squares).values().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
     }
 
+    /// Returns all counts: magnitudes and counts, then the index and sums of every piece.
+    pub(crate) fn to_words(&self) -> (Vec<u64>, Vec<(u64, f64, f64)>) {
+        let counts = [&self.underflowed, &self.saturated, &self.changed, &self.updated, &self.kept];
+        let counts = counts.map(|count| count.load(Ordering::Relaxed));
+        let words = [u64::from(self.amax.load(Ordering::Relaxed))].into_iter().chain(counts).collect();
+        (words, lock(&self.squares).iter().map(|(first, of)| (*first, of.0, of.1)).collect())
+    }
+
+    /// Adds the counts of other weights of the parameter, as [`to_words`](Self::to_words) returns them.
+    pub(crate) fn add_words(&self, words: &[u64], squares: &[(u64, f64, f64)]) {
+        let [amax, counts @ ..] = words else { return };
+        self.amax.fetch_max(*amax as u32, Ordering::Relaxed);
+        let own = [&self.underflowed, &self.saturated, &self.changed, &self.updated, &self.kept];
+        own.into_iter().zip(counts).for_each(|(own, count)| {
+            own.fetch_add(*count, Ordering::Relaxed);
+        });
+        squares.iter().for_each(|(first, updates, weights)| self.add_squares(*first, *updates, *weights));
+    }
+
     /// Returns the health of parameter `tensor` with `n` weights; `grad_amax` and `grad_norm` are of its gradient.
     pub(crate) fn health(&self, tensor: &str, n: usize, (grad_amax, grad_norm): (f32, f64)) -> WeightHealth {
         let share = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / n.max(1) as f64;

@@ -136,6 +136,10 @@ impl UpdateRule for AdamWMethod {
         Layout { moments, ..Layout::default() }
     }
 
+    fn is_elementwise(&self, param: &ParamInfo) -> bool {
+        !self.moments.is_whole(param.range.len())
+    }
+
     fn update(
         &self,
         target: &mut UpdateTarget<'_>,

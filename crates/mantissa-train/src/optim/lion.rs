@@ -68,6 +68,10 @@ impl UpdateRule for Lion {
         Layout { moments: vec![("m", false, self.moments)], ..Layout::default() }
     }
 
+    fn is_elementwise(&self, param: &ParamInfo) -> bool {
+        !self.moments.is_whole(param.range.len())
+    }
+
     fn update(
         &self,
         target: &mut UpdateTarget<'_>,

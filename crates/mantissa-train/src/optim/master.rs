@@ -1,12 +1,14 @@
 //! Master weights: data stored in addition to the working copy, and the update of both.
 
+use std::ops::Range;
+
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
 use mantissa_num::round::philox4x32_10;
 
 use crate::arena::Parameters;
 use crate::array::{Array, ArrayMut};
-use crate::param_table::{ParamInfo, ParamTable};
+use crate::param_table::ParamInfo;
 use crate::policy::Master;
 use crate::store::Store;
 use crate::weights::Weights;
@@ -21,9 +23,22 @@ pub(crate) enum MasterCopy {
     Int8 {
         seed: u64,
     },
-    F32(Vec<f32>),
+    F32(Kept<f32>),
     /// Low 16 bits of the f32 value; added to the working copy's bits they give the value.
-    Remainder(Vec<u16>),
+    Remainder(Kept<u16>),
+}
+
+/// Values of the arena from place `first` on.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Kept<T> {
+    first: usize,
+    values: Vec<T>,
+}
+
+impl<T: Copy> Kept<T> {
+    fn chunks_mut(&mut self, range: Range<usize>, piece: usize) -> std::slice::ChunksMut<'_, T> {
+        self.values[range.start - self.first..range.end - self.first].chunks_mut(piece)
+    }
 }
 
 /// Part of a master copy.
@@ -42,32 +57,32 @@ pub(crate) enum WorkingMut<'a> {
 }
 
 impl MasterCopy {
-    /// Makes the master copy of the f32 weights `params`.
-    pub(crate) fn new(master: Master, params: &Parameters) -> Result<Self, LoadError> {
-        let n = params.table().len();
-        let memory = LoadError::Memory { what: "master weights", bytes: Self::bytes(master, params.table()) };
+    /// Makes the master copy of the part `shard` of the f32 weights `params`.
+    pub(crate) fn new(master: Master, params: &Parameters, shard: Range<usize>) -> Result<Self, LoadError> {
+        let (first, n) = (shard.start, shard.len());
+        let memory = LoadError::Memory { what: "master weights", bytes: Self::bytes(master, n) };
         Ok(match master {
             Master::None => MasterCopy::None,
             Master::Stochastic { seed } => MasterCopy::Stochastic { seed },
             Master::Int8 { seed } => MasterCopy::Int8 { seed },
             Master::F32 => {
-                let mut copy = zeros(n).ok_or(memory)?;
-                copy.copy_from_slice(&params.values());
-                MasterCopy::F32(copy)
+                let mut values = zeros(n).ok_or(memory)?;
+                values.copy_from_slice(&params.values()[shard]);
+                MasterCopy::F32(Kept { first, values })
             }
             Master::Remainder => {
-                let mut low = zeros(n).ok_or(memory)?;
-                for (low, value) in low.iter_mut().zip(&*params.values()) {
+                let mut values = zeros(n).ok_or(memory)?;
+                for (low, value) in values.iter_mut().zip(&params.values()[shard]) {
                     *low = split(*value).1;
                 }
-                MasterCopy::Remainder(low)
+                MasterCopy::Remainder(Kept { first, values })
             }
         })
     }
 
-    /// Bytes of the master copy.
-    pub(crate) fn bytes(master: Master, table: &ParamTable) -> u64 {
-        table.len() as u64
+    /// Bytes of the master copy of `n` weights.
+    pub(crate) fn bytes(master: Master, n: usize) -> u64 {
+        n as u64
             * match master {
                 Master::None | Master::Stochastic { .. } | Master::Int8 { .. } => 0,
                 Master::F32 => 4,
@@ -76,15 +91,15 @@ impl MasterCopy {
     }
 
     /// Splits the master copy of `range` into pieces.
-    pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<MasterMut<'_>> {
+    pub(crate) fn pieces(&mut self, range: Range<usize>, piece: usize) -> Vec<MasterMut<'_>> {
         let count = range.len().div_ceil(piece);
         match self {
             MasterCopy::None | MasterCopy::Int8 { .. } => (0..count).map(|_| MasterMut::None).collect(),
             MasterCopy::Stochastic { seed } => {
                 (0..count).map(|_| MasterMut::Stochastic { seed: *seed }).collect()
             }
-            MasterCopy::F32(copy) => copy[range].chunks_mut(piece).map(MasterMut::F32).collect(),
-            MasterCopy::Remainder(low) => low[range].chunks_mut(piece).map(MasterMut::Remainder).collect(),
+            MasterCopy::F32(copy) => copy.chunks_mut(range, piece).map(MasterMut::F32).collect(),
+            MasterCopy::Remainder(low) => low.chunks_mut(range, piece).map(MasterMut::Remainder).collect(),
         }
     }
 
@@ -98,8 +113,8 @@ impl MasterCopy {
     /// Returns the array for a checkpoint.
     pub(crate) fn array(&self) -> Option<Array<'_>> {
         match self {
-            MasterCopy::F32(copy) => Some(Array::F32(copy)),
-            MasterCopy::Remainder(low) => Some(Array::U16(low)),
+            MasterCopy::F32(copy) => Some(Array::F32(&copy.values)),
+            MasterCopy::Remainder(low) => Some(Array::U16(&low.values)),
             _ => None,
         }
     }
@@ -107,8 +122,8 @@ impl MasterCopy {
     /// Returns the array for restoring a checkpoint.
     pub(crate) fn array_mut(&mut self) -> Option<ArrayMut<'_>> {
         match self {
-            MasterCopy::F32(copy) => Some(ArrayMut::F32(copy)),
-            MasterCopy::Remainder(low) => Some(ArrayMut::U16(low)),
+            MasterCopy::F32(copy) => Some(ArrayMut::F32(&mut copy.values)),
+            MasterCopy::Remainder(low) => Some(ArrayMut::U16(&mut low.values)),
             _ => None,
         }
     }
@@ -116,7 +131,7 @@ impl MasterCopy {
 
 impl Weights {
     /// Splits the values of `range` into pieces; an INT8 matrix must be [open](Weights::open).
-    pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<WorkingMut<'_>> {
+    pub(crate) fn pieces(&mut self, range: Range<usize>, piece: usize) -> Vec<WorkingMut<'_>> {
         match self {
             Weights::Float(Store::F32(values)) => {
                 values[range].chunks_mut(piece).map(WorkingMut::F32).collect()

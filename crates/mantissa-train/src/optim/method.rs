@@ -7,7 +7,7 @@ use mantissa_kernels::{for_each_with, kernels};
 use mantissa_model::{LoadError, zeros};
 
 use super::master::{MasterCopy, MasterMut, WorkingMut, read, write};
-use super::moment_format::{CodesMut, MomentFormat, PIECE};
+use super::moment_format::{CodesMut, MomentFormat};
 use super::moments::{Moment, MomentMut, MomentPiece, keep_first};
 use super::page_buffer::PageBuffer;
 use crate::array::{Array, ArrayMut};
@@ -17,6 +17,7 @@ use crate::gradients::Gradients;
 use crate::health::WeightCounts;
 use crate::pages::Unpaged;
 use crate::param_table::ParamInfo;
+use crate::shards::PIECE;
 use crate::store::StoreRef;
 use crate::weights::Weights;
 
@@ -27,6 +28,11 @@ pub(crate) type Plain<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut 
 pub(crate) trait UpdateRule: fmt::Debug + Send + Sync {
     /// Describes the state of a tensor.
     fn layout(&self, param: &ParamInfo) -> Layout;
+
+    /// True if it updates the elements of a tensor one by one, so that parts of the tensor can be updated apart.
+    fn is_elementwise(&self, _: &ParamInfo) -> bool {
+        false
+    }
 
     /// Updates a tensor and its state. `scratch` has the length of the layout; its content is arbitrary.
     ///
@@ -76,7 +82,7 @@ impl Layout {
 }
 
 /// State of one tensor.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) moments: Vec<Moment>,
     pub(crate) arrays: Vec<(&'static str, Vec<f32>)>,

@@ -21,6 +21,7 @@ mod soap;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,16 +35,17 @@ use crate::gradients::Gradients;
 use crate::health::WeightCounts;
 use crate::model::TrainModel;
 use crate::pages::Unpaged;
-use crate::param_table::{ParamInfo, ParamTable};
-use crate::policy::Policy;
+use crate::param_table::{ParamInfo, ParamTable, within};
+use crate::policy::{Master, Policy};
 use crate::profile::StepPart;
+use crate::shards::{PIECE, cut};
 pub use adamw::{AdamW, AdamWOptions};
 pub use decay::{DecayGroups, NoSuchTensor, RateScales};
 pub use map::StateMap;
 pub(crate) use master::{MasterCopy, join as joined};
-use method::{State, Step, UpdateRule, UpdateTarget};
+pub(crate) use method::UpdateRule;
+use method::{State, Step, UpdateTarget};
 pub use moment_format::MomentFormat;
-use moment_format::PIECE;
 use page_buffer::PageBuffer;
 pub use registry::{optimizers, uses as optimizer_uses};
 pub use sgd::{Sgd, SgdOptions};
@@ -64,12 +66,28 @@ impl OptimizerSpec {
     /// Bytes of the optimizer state in memory.
     pub fn bytes(&self, table: &ParamTable, policy: &Policy) -> u64 {
         let layouts = table.iter().map(|param| (self.method.layout(param), param.range.len()));
-        let (mut bytes, mut scratch) = (MasterCopy::bytes(policy.master, table), 0);
+        let (mut bytes, mut scratch) = (MasterCopy::bytes(policy.master, table.len()), 0);
         for (layout, n) in layouts {
             bytes += layout.bytes(n, self.paged).0;
             scratch = scratch.max(layout.scratch(n));
         }
         bytes + 4 * scratch as u64
+    }
+
+    /// Bytes of the largest part of the optimizer state in memory that one of `ranks` ranks keeps.
+    pub fn bytes_of_rank(&self, table: &ParamTable, policy: &Policy, ranks: usize) -> u64 {
+        let shards = cut(table, |param| is_elementwise(&*self.method, policy.master, param), ranks);
+        let of = |shard: &Range<usize>| {
+            let params =
+                table.iter().map(|param| (self.method.layout(param), within(&param.range, shard).len()));
+            let (mut bytes, mut scratch) = (MasterCopy::bytes(policy.master, shard.len()), 0);
+            for (layout, n) in params.filter(|(_, n)| *n > 0) {
+                bytes += layout.bytes(n, self.paged).0;
+                scratch = scratch.max(layout.scratch(n));
+            }
+            bytes + 4 * scratch as u64
+        };
+        shards.iter().map(of).max().unwrap_or(0)
     }
 
     /// Bytes of the moments in a file.
@@ -98,7 +116,11 @@ pub struct Optimizer {
     /// f32 buffer of an update, as long as the largest one.
     scratch: Vec<f32>,
     master: MasterCopy,
+    /// Kind of the master copy.
+    kind: Master,
     pages: Option<Unpaged>,
+    /// Part of the parameters that it updates; `None` for all.
+    shard: Option<Range<usize>>,
     /// Number of steps done.
     steps: u64,
 }
@@ -110,15 +132,46 @@ impl Optimizer {
     /// # Errors
     /// [`LoadError::Memory`].
     pub fn new(params: &Parameters, policy: &Policy, recipe: &OptimizerSpec) -> Result<Self, LoadError> {
+        Self::allocate(params, policy, recipe, None)
+    }
+
+    /// Allocates the part of a fresh state that rank `rank` of `ranks` keeps, for the same weights on every rank.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    pub fn for_rank(
+        params: &Parameters,
+        policy: &Policy,
+        recipe: &OptimizerSpec,
+        (rank, ranks): (usize, usize),
+    ) -> Result<Self, LoadError> {
+        let is_elementwise = |param: &ParamInfo| is_elementwise(&*recipe.method, policy.master, param);
+        let shard = cut(params.table(), is_elementwise, ranks).swap_remove(rank);
+        Self::allocate(params, policy, recipe, Some(shard))
+    }
+
+    fn allocate(
+        params: &Parameters,
+        policy: &Policy,
+        recipe: &OptimizerSpec,
+        shard: Option<Range<usize>>,
+    ) -> Result<Self, LoadError> {
         let table = params.table();
         let mut pages = recipe.paged.then(Unpaged::default);
         let (mut states, mut longest) = (Vec::new(), 0);
         for param in table.iter() {
-            let (layout, n) = (recipe.method.layout(param), param.range.len());
+            let held =
+                shard.as_ref().map_or_else(|| param.range.clone(), |shard| within(&param.range, shard));
+            if held.is_empty() && shard.is_some() {
+                states.push(State::default());
+                continue;
+            }
+            let (layout, n) = (recipe.method.layout(param), held.len());
             longest = longest.max(layout.scratch(n));
             states.push(State::new(&layout, n, pages.as_mut())?);
         }
         let memory = LoadError::Memory { what: "optimizer state", bytes: 4 * longest as u64 };
+        let kept = shard.clone().unwrap_or(0..table.len());
         Ok(Optimizer {
             method: Arc::clone(&recipe.method),
             weight_decay: recipe.weight_decay,
@@ -127,10 +180,22 @@ impl Optimizer {
             states,
             decays: decays_by_role(table, recipe.decay_vectors),
             scratch: zeros(longest).ok_or(memory)?,
-            master: MasterCopy::new(policy.master, params)?,
+            master: MasterCopy::new(policy.master, params, kept)?,
+            kind: policy.master,
             pages,
+            shard,
             steps: 0,
         })
+    }
+
+    /// Returns the parts of the parameters of `table` that each of `ranks` ranks reduces and, with ZeRO, updates.
+    pub(crate) fn shards(&self, table: &ParamTable, ranks: usize) -> Vec<Range<usize>> {
+        cut(table, |param| is_elementwise(&*self.method, self.kind, param), ranks)
+    }
+
+    /// Returns the part of the parameters that it updates; `None` for all.
+    pub(crate) fn shard(&self) -> Option<&Range<usize>> {
+        self.shard.as_ref()
     }
 
     /// Number of steps done.
@@ -177,7 +242,8 @@ impl Optimizer {
     /// [`TrainError::Store`] if the file cannot be created, or the disk is too small.
     pub fn open_pages(&self, dir: &Path) -> Result<(), TrainError> {
         let Some(pages) = &self.pages else { return Ok(()) };
-        pages.open(&dir.join("optimizer.pages"))
+        let name = self.shard.as_ref().map_or_else(String::new, |shard| format!(".{}", shard.start));
+        pages.open(&dir.join(format!("optimizer{name}.pages")))
     }
 
     /// Updates `model`'s parameters from its gradients with learning rate `lr`; returns the gradient norm
@@ -199,13 +265,39 @@ impl Optimizer {
         loss_scale: f64,
         counts: Option<&[WeightCounts]>,
     ) -> Result<f64, TrainError> {
-        let norm = finite_norm(model, self.states.len(), self.steps + 1, loss_scale)?;
+        let norm = model.profile.time(StepPart::Optimizer, || norm(&model.grads, model.options.threads));
+        self.step_with_norm(model, lr, loss_scale, (norm / loss_scale, counts))
+    }
+
+    /// Steps like [`counted_step`](Self::counted_step) with the norm of the gradients of all ranks: updates the
+    /// [kept](Self::keep) part of the parameters from its gradients.
+    pub(crate) fn step_with_norm(
+        &mut self,
+        model: &mut TrainModel,
+        lr: f64,
+        loss_scale: f64,
+        (norm, counts): (f64, Option<&[WeightCounts]>),
+    ) -> Result<f64, TrainError> {
+        let (found, allowed) = (self.states.len(), model.params.table().iter().count());
+        if found != allowed {
+            return Err(TrainError::OtherModel { found, allowed });
+        }
+        if !norm.is_finite() {
+            return Err(TrainError::NonFinite { step: self.steps + 1, norm });
+        }
         self.steps += 1;
         let grad_scale = self.max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale;
         let (threads, t, grads) = (model.options.threads, self.steps, &model.grads);
         let (table, working) = model.params.split_mut();
+        let shard = self.shard.as_ref();
         model.profile.time(StepPart::Optimizer, || {
             table.iter().zip(&mut self.states).enumerate().try_for_each(|(i, (param, state))| {
+                let held =
+                    shard.map(|shard| ParamInfo { range: within(&param.range, shard), ..param.clone() });
+                let param = held.as_ref().unwrap_or(param);
+                if held.is_some() && param.range.is_empty() {
+                    return Ok(());
+                }
                 let counts = counts.map(|counts| &counts[i]);
                 let weight_decay = if self.decays[i] { self.weight_decay } else { 0.0 };
                 let step = Step { t, lr: lr * self.rates[i], weight_decay, grad_scale };
@@ -221,46 +313,49 @@ impl Optimizer {
         Ok(norm)
     }
 
+    /// Returns the arrays of the state that it keeps of each parameter, in table order, then those of the master weights.
+    pub(crate) fn parts(&self) -> Vec<Vec<(String, Array<'_>)>> {
+        let master = self.master.array().map(|array| ("master".to_owned(), array));
+        self.states.iter().map(State::arrays).chain([master.into_iter().collect()]).collect()
+    }
+
+    /// Returns the same arrays for restoring a checkpoint; sets the number of steps done.
+    pub(crate) fn parts_mut(&mut self, steps: u64) -> Vec<Vec<(String, ArrayMut<'_>)>> {
+        self.steps = steps;
+        let master = self.master.array_mut().map(|array| ("master".to_owned(), array));
+        self.states.iter_mut().map(State::arrays_mut).chain([master.into_iter().collect()]).collect()
+    }
+
     /// Returns every array of the state with its name, in table order.
     pub fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
-        let mut all = Vec::new();
-        for (param, state) in table.iter().zip(&self.states) {
-            let named = state.arrays().into_iter();
-            all.extend(named.map(|(what, array)| (format!("{what}.{}", param.tensor.name), array)));
-        }
-        all.extend(self.master.array().map(|array| ("master".to_owned(), array)));
-        all
+        named(self.parts(), table).collect()
     }
 
     /// Returns the same arrays for restoring a checkpoint; sets the number of steps done.
     pub fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
-        self.steps = steps;
-        let mut all = Vec::new();
-        for (param, state) in table.iter().zip(&mut self.states) {
-            let named = state.arrays_mut().into_iter();
-            all.extend(named.map(|(what, array)| (format!("{what}.{}", param.tensor.name), array)));
-        }
-        all.extend(self.master.array_mut().map(|array| ("master".to_owned(), array)));
-        all
+        named(self.parts_mut(steps), table).collect()
     }
+}
+
+/// Adds the names of the parameters of `table` to those of the parts of their states.
+fn named<T>(parts: Vec<Vec<(String, T)>>, table: &ParamTable) -> impl Iterator<Item = (String, T)> {
+    let tensors = table.iter().map(|param| Some(&param.tensor.name)).chain([None]);
+    parts.into_iter().zip(tensors).flat_map(|(arrays, tensor)| {
+        let name =
+            move |what: String| tensor.map_or_else(|| what.clone(), |tensor| format!("{what}.{tensor}"));
+        arrays.into_iter().map(move |(what, array)| (name(what), array))
+    })
+}
+
+/// True if parts of a parameter can be updated apart by `method`: INT8 matrices are rounded as a whole.
+fn is_elementwise(method: &dyn UpdateRule, master: Master, param: &ParamInfo) -> bool {
+    method.is_elementwise(param) && !matches!(master, Master::Int8 { .. })
 }
 
 /// Default weight decay flags: matrices, and vectors if `vectors`.
 fn decays_by_role(table: &ParamTable, vectors: bool) -> Vec<bool> {
     let vector = |param: &ParamInfo| matches!(param.tensor.role, Role::Norm { .. } | Role::Bias { .. });
     table.iter().map(|param| vectors || !vector(param)).collect()
-}
-
-/// Returns the unscaled gradient norm before step `step`, for an optimizer state of `found` parameters; fails
-/// if not finite.
-fn finite_norm(model: &TrainModel, found: usize, step: u64, loss_scale: f64) -> Result<f64, TrainError> {
-    let allowed = model.params.table().iter().count();
-    if found != allowed {
-        return Err(TrainError::OtherModel { found, allowed });
-    }
-    let norm =
-        model.profile.time(StepPart::Optimizer, || norm(&model.grads, model.options.threads)) / loss_scale;
-    if norm.is_finite() { Ok(norm) } else { Err(TrainError::NonFinite { step, norm }) }
 }
 
 /// Returns the global gradient norm, summed in f64 in fixed pieces.

@@ -41,10 +41,6 @@ const NAMED: [(&str, MomentFormat); 6] = [
     ("4bit", MomentFormat::Torchao4),
 ];
 
-/// Elements of a parameter that a thread works at a time, whole blocks in every format; sums are taken over pieces of
-/// this size, in order.
-pub(super) const PIECE: usize = 1 << 16;
-
 /// Blocks of codes with a scale each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coding {

@@ -3,12 +3,13 @@
 use mantissa_kernels::{for_each_with, kernels};
 use mantissa_model::{LoadError, zeros};
 
-use super::moment_format::{CodesMut, Coding, MomentFormat, PIECE, span};
+use super::moment_format::{CodesMut, Coding, MomentFormat, span};
 use super::page_buffer::PageBuffer;
 use crate::array::{Array, ArrayMut};
 use crate::blockwise::BLOCK;
 use crate::error::TrainError;
 use crate::pages::{Extent, Unpaged};
+use crate::shards::PIECE;
 
 /// Values or codes of a moment.
 #[derive(Debug)]

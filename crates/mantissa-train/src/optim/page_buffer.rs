@@ -1,8 +1,9 @@
 //! Buffers through which threads read and write moments in a file.
 
-use super::moment_format::{CodesMut, MomentFormat, PIECE};
+use super::moment_format::{CodesMut, MomentFormat};
 use crate::error::TrainError;
 use crate::pages::Extent;
+use crate::shards::PIECE;
 
 /// Memory of one thread for a piece of a paged moment.
 #[derive(Debug, Default)]

@@ -125,6 +125,10 @@ impl UpdateRule for SgdMethod {
         Layout { moments: kept.into_iter().collect(), ..Layout::default() }
     }
 
+    fn is_elementwise(&self, param: &ParamInfo) -> bool {
+        !self.moments.is_whole(param.range.len())
+    }
+
     fn update(
         &self,
         target: &mut UpdateTarget<'_>,

@@ -14,5 +14,6 @@ mod logits;
 mod planner;
 mod policies;
 mod pytorch;
+mod ranks;
 mod teacher;
 mod trainer;

@@ -12,9 +12,11 @@ use anyhow::Result;
 use mantissa_jobs::Job;
 use mantissa_jobs::run_files::DONE;
 use mantissa_jobs::train::{
-    Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor, trainable_words,
+    RankReport, Ranks, Results, StartMode, Train, TrainArguments, TrainPreview, TrainReport, TrainedTensor,
+    trainable_words,
 };
 use mantissa_quant::Recipe;
+use mantissa_ranks::{MpiLink, Rank};
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::config::RunConfig;
@@ -44,6 +46,7 @@ use mantissa_jobs::embedded;
   mantissa train run.toml --set precision.policy=bf16 --set optimizer.lr=3e-4
   mantissa train run.toml --resume
   mantissa train run.toml --dry-run
+  mantissa train run.toml --ranks 2 --set parallel.leaves=8 --set data.accumulate=8 --set data.batch=1
   mantissa train --show-policy nvfp4
   mantissa train --autopsy runs/first --step 40")]
 pub struct Args {
@@ -98,6 +101,12 @@ pub struct Args {
     /// Preview memory and weight decay; write nothing
     #[arg(long)]
     dry_run: bool,
+    /// Ranks in this process: 1, 2, 4 or 8
+    ///
+    /// Each hosts an equal share of parallel.leaves, with its share of --threads. The bits of the run do not depend on it.
+    /// Several processes: mpiexec -n N mantissa train FILE.
+    #[arg(long, value_name = "N", requires = "config")]
+    ranks: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -163,7 +172,11 @@ impl Execute for Args {
             autopsy::paths(run, paths);
         }
         let Some(config) = &self.config else { return Ok(()) };
-        let job = self.job(config)?;
+        let job = self.job(config, Ranks::default())?;
+        if Rank::in_step()?.is_some_and(|rank| rank.index > 0) {
+            // Rank 0 reads and writes.
+            return Ok(());
+        }
         job.inputs().into_iter().for_each(|path| paths.read(path));
         if !self.dry_run {
             job.outputs().into_iter().for_each(|output| paths.write(output.option, output.path, output.kind));
@@ -182,17 +195,42 @@ impl Execute for Args {
             return init::run(size, &self.data, self.minutes, context);
         }
         match (&self.config, &self.show_policy) {
-            (Some(config), _) => execute(&self.job(config)?, self.dry_run, context),
+            (Some(config), _) => self.train(config, context),
             (None, name) => show_policy(name.as_deref().unwrap_or_default(), context),
         }
     }
 }
 
 impl Args {
-    fn job(&self, config: &Path) -> Result<Train> {
+    /// Trains, on as many ranks as are asked for or as a launcher has started.
+    fn train(&self, config: &Path, context: &Context) -> Result<()> {
+        let Some(rank) = Rank::in_step()? else {
+            return execute(
+                &self.job(config, Ranks::threads(self.ranks.unwrap_or(1)))?,
+                self.dry_run,
+                context,
+            );
+        };
+        if let Some(ranks) = self.ranks.filter(|ranks| Some(*ranks) != rank.count) {
+            let expected = format!("the number of processes of {}, or nothing", rank.launcher);
+            return Err(BadInput::new("--ranks", ranks.to_string(), expected).into());
+        }
+        match (rank.index, self.dry_run) {
+            (0, true) => execute(&self.job(config, Ranks::default())?, true, context),
+            (_, true) => Ok(()),
+            (0, false) => {
+                execute(&self.job(config, Ranks::processes(Box::new(MpiLink::join()?)))?, false, context)
+            }
+            (_, false) => {
+                Ok(self.job(config, Ranks::default())?.take_part(Box::new(MpiLink::join()?), context)?)
+            }
+        }
+    }
+
+    fn job(&self, config: &Path, ranks: Ranks) -> Result<Train> {
         let start = start_mode(self.resume, self.restart);
         let (config, set, tensorboard) = (config.to_owned(), self.set.clone(), self.tensorboard.clone());
-        Ok(Train::resolve(&TrainArguments { config, set, tensorboard, start })?)
+        Ok(Train::resolve(&TrainArguments { config, set, tensorboard, start, ranks })?)
     }
 }
 
@@ -415,6 +453,9 @@ fn human(out: &mut dyn Write, done: &TrainReport, commands: [(&str, &Option<Stri
         }
         table.write(out)?;
     }
+    if !done.ranks.is_empty() {
+        labelled(out, "ranks", &ranks(&done.ranks))?;
+    }
     if done.already_complete {
         labelled(out, "time", ALREADY)?;
     }
@@ -424,6 +465,21 @@ fn human(out: &mut dyn Write, done: &TrainReport, commands: [(&str, &Option<Stri
         writeln!(out, "{name:<11} {command}")?;
     }
     writeln!(out, "next        mantissa report {}", quoted(&done.run))
+}
+
+/// Says what ranks sent, and which of them was waited for.
+fn ranks(ranks: &[RankReport]) -> String {
+    let sent = ranks.iter().map(|rank| rank.sent).sum::<u64>();
+    let waited =
+        ranks.iter().map(|rank| format!("{:.1}", rank.waited_seconds)).collect::<Vec<_>>().join(", ");
+    let slowest =
+        ranks.iter().enumerate().min_by(|(_, a), (_, b)| a.waited_seconds.total_cmp(&b.waited_seconds));
+    let slowest = slowest.map_or(0, |(rank, _)| rank);
+    format!(
+        "{}: sent {}; waited {waited} s (rank {slowest} the least: it is the slowest)",
+        ranks.len(),
+        bytes(sent)
+    )
 }
 
 /// Prints paths, which are not wrapped, to be copied, and divergences.

@@ -86,6 +86,7 @@ mod train_dead;
 mod train_faults;
 mod train_loop;
 mod train_losses;
+mod train_ranks;
 mod train_stops;
 mod trellis;
 mod unopenable;

@@ -1,0 +1,138 @@
+//! Sums of gradients over ranks, and gathered parts: every message is a bucket of neighbouring pieces of parameters.
+
+use std::ops::Range;
+
+use mantissa_ranks::{Link, RankError};
+
+use super::tree::Tree;
+use crate::error::TrainError;
+use crate::gradients::Gradients;
+use crate::param_table::{ParamTable, within};
+use crate::store::Store;
+
+/// Bytes of a bucket at least, unless its shard has less.
+const BUCKET: usize = 4 << 20;
+
+/// Neighbouring pieces of parameters, each with its place in the arena.
+pub(super) type Bucket = Vec<Range<usize>>;
+
+/// Divides the parameters of a shard into buckets; `bytes` are those of a value.
+pub(super) fn buckets(table: &ParamTable, shard: &Range<usize>, bytes: usize) -> Vec<Bucket> {
+    let mut all = Vec::new();
+    let (mut bucket, mut held) = (Bucket::new(), 0);
+    for param in table.iter() {
+        let Range { mut start, end } = within(&param.range, shard);
+        while start < end {
+            // A large parameter fills several.
+            let piece = start..end.min(start + BUCKET / bytes.max(1));
+            held += piece.len() * bytes;
+            start = piece.end;
+            bucket.push(piece);
+            if held >= BUCKET {
+                all.push(std::mem::take(&mut bucket));
+                held = 0;
+            }
+        }
+    }
+    if !bucket.is_empty() {
+        all.push(bucket);
+    }
+    all
+}
+
+/// Sends `message` to every other rank.
+pub(super) fn to_all(link: &mut dyn Link, message: &[u8]) -> Result<(), RankError> {
+    let own = link.rank();
+    (0..link.size()).filter(|rank| *rank != own).try_for_each(|rank| link.send(rank, message.to_vec()))
+}
+
+/// Returns the values of a bucket as bytes.
+fn bucket_bytes(store: &Store, bucket: &Bucket) -> Vec<u8> {
+    bucket.iter().flat_map(|piece| store.get(piece.clone()).float_bytes()).collect()
+}
+
+/// Returns the ranges of a bucket in a store of its own.
+fn own_places(bucket: &Bucket) -> impl Iterator<Item = Range<usize>> {
+    bucket.iter().scan(0, |at, piece| {
+        let place = *at..*at + piece.len();
+        *at = place.end;
+        Some(place)
+    })
+}
+
+/// Sums the gradients of all ranks: this rank's part of them, `shards[rank]`, is the sum afterwards.
+///
+/// # Errors
+/// [`RankError`].
+pub(super) fn reduce(
+    link: &mut dyn Link,
+    table: &ParamTable,
+    shards: &[Range<usize>],
+    grads: &mut Gradients,
+) -> Result<(), TrainError> {
+    let (own, precision) = (link.rank(), grads.store().precision());
+    let bytes = precision.bytes() as usize;
+    let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, bytes)).collect();
+    let most = all.iter().map(Vec::len).max().unwrap_or(0);
+    for i in 0..most {
+        for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            if let Some(bucket) = buckets.get(i) {
+                link.send(rank, bucket_bytes(grads.store(), bucket))?;
+            }
+        }
+        let Some(bucket) = all[own].get(i) else { continue };
+        let mut tree = Tree::default();
+        for rank in 0..shards.len() {
+            let message = match rank == own {
+                true => bucket_bytes(grads.store(), bucket),
+                false => link.receive(rank)?,
+            };
+            let len = bucket.iter().map(Range::len).sum();
+            let part =
+                Store::from_le_bytes(precision, len, &message).ok_or_else(|| length(rank, &message))?;
+            tree.push(part, |left, right| left.add(&right));
+        }
+        if let Some(sum) = tree.finish() {
+            for (piece, place) in bucket.iter().zip(own_places(bucket)) {
+                grads.store_mut().copy_from(piece.start, &sum, place);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gathers the sums of all ranks.
+///
+/// # Errors
+/// [`RankError`].
+pub(super) fn gather(
+    link: &mut dyn Link,
+    table: &ParamTable,
+    shards: &[Range<usize>],
+    grads: &mut Gradients,
+) -> Result<(), TrainError> {
+    let (own, precision) = (link.rank(), grads.store().precision());
+    let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, precision.bytes() as usize)).collect();
+    let most = all.iter().map(Vec::len).max().unwrap_or(0);
+    for i in 0..most {
+        if let Some(bucket) = all[own].get(i) {
+            to_all(link, &bucket_bytes(grads.store(), bucket))?;
+        }
+        for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            let Some(bucket) = buckets.get(i) else { continue };
+            let message = link.receive(rank)?;
+            let len = bucket.iter().map(Range::len).sum();
+            let part =
+                Store::from_le_bytes(precision, len, &message).ok_or_else(|| length(rank, &message))?;
+            for (piece, place) in bucket.iter().zip(own_places(bucket)) {
+                grads.store_mut().copy_from(piece.start, &part, place);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes the error of a message of another length.
+pub(super) fn length(rank: usize, message: &[u8]) -> RankError {
+    RankError::Message { rank, expected: "values of its part", got: format!("{} bytes", message.len()) }
+}

@@ -1,0 +1,533 @@
+//! One rank among those of a run: gradients of its leaves, their sum with all others, and the update.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use mantissa_model::{Batch, LoadError, zeros};
+use mantissa_ranks::{Alone, Link, RankError, Reader, Traffic, Writer};
+
+use super::command::{Command, StepWork};
+use super::exchange::{buckets, gather, length, reduce, to_all};
+use super::grad_norm::grad_norm;
+use super::inventory::Inventory;
+use super::message::MessageFormat;
+use super::statistics::{Losses, Statistics};
+use super::tree::{Tree, most_waiting};
+use crate::data::Sample;
+use crate::error::TrainError;
+use crate::form::Draw;
+use crate::health::WeightCounts;
+use crate::loss::Loss;
+use crate::model::TrainModel;
+use crate::optim::Optimizer;
+use crate::param_table::{ParamInfo, within};
+use crate::store::{Precision, Store};
+
+/// Settings of a run over ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParallelOptions {
+    /// Logical workers of a step, a power of two. The bits of a run depend on it, and not on the number of ranks.
+    pub leaves: usize,
+    /// Stage of ZeRO: 0 keeps everything on every rank, 1 shards the optimizer state and master weights.
+    pub zero: u8,
+    /// Format of exchanged gradients.
+    pub gradients: MessageFormat,
+}
+
+impl Default for ParallelOptions {
+    fn default() -> Self {
+        ParallelOptions { leaves: 1, zero: 0, gradients: MessageFormat::default() }
+    }
+}
+
+impl ParallelOptions {
+    /// True if a step is that of a single worker with gradients as they are.
+    pub fn is_plain(&self) -> bool {
+        self.leaves <= 1 && self.gradients.is_plain()
+    }
+
+    /// Bytes of sums that wait and of the errors of gradients in few bits on one of `ranks` ranks, for `len` gradients of
+    /// `precision`.
+    pub fn bytes(&self, len: usize, precision: Precision, ranks: usize) -> u64 {
+        let (own, len) = ((self.leaves / ranks.max(1)).max(1), len as u64);
+        match self.gradients.is_plain() {
+            true => most_waiting(own) as u64 * precision.bytes() * len,
+            // Errors and messages of the own leaves, and f32 sums of the part that is the rank's.
+            false => {
+                let messages = own as u64 * self.gradients.bytes(len as usize);
+                own as u64 * 4 * len
+                    + messages
+                    + (most_waiting(self.leaves) as u64 + 1) * 4 * len / ranks.max(1) as u64
+            }
+        }
+    }
+}
+
+/// Numbers of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepOrder {
+    /// Number of the step, from 1.
+    pub(crate) step: u64,
+    /// Factor of the gradient of the summed loss.
+    pub(crate) scale: f32,
+    /// Scale of the loss.
+    pub(crate) loss_scale: f32,
+    /// Learning rate.
+    pub(crate) lr: f64,
+    /// True if updates are counted.
+    pub(crate) counts: bool,
+}
+
+/// One rank among those of a run.
+#[derive(Debug)]
+pub struct Group {
+    pub(super) link: Box<dyn Link>,
+    options: ParallelOptions,
+    pub(super) shards: Vec<Range<usize>>,
+    /// Sum of what the own leaves sent in few bits and should have sent, by leaf; empty for gradients as they are.
+    pub(super) errors: Vec<Vec<f32>>,
+    /// Scale of the loss that the errors belong to.
+    pub(super) error_scale: f32,
+    /// What each rank keeps of the optimizer's state, on rank 0.
+    pub(super) inventories: Vec<Inventory>,
+    /// Arenas for sums that wait.
+    spare: Vec<Store>,
+    /// Gradients of the own leaves in few bits, by leaf and rank that sums them.
+    coded: Vec<Vec<Vec<u8>>>,
+    /// What the other ranks sent and waited for up to the last step, on rank 0.
+    others: Vec<Traffic>,
+}
+
+impl Group {
+    /// Makes the rank at this end of `link` for a model and its optimizer, which with [ZeRO](ParallelOptions::zero) 1 keeps the
+    /// rank's part of the state ([`Optimizer::for_rank`]).
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`]; [`TrainError::Rank`].
+    ///
+    /// # Panics
+    /// If the number of leaves is no power of two, ranks do not divide it, or the optimizer keeps another part.
+    pub fn new(
+        link: Box<dyn Link>,
+        options: &ParallelOptions,
+        model: &TrainModel,
+        optimizer: &Optimizer,
+    ) -> Result<Self, TrainError> {
+        let (table, precision) = (model.params.table(), model.grads.store().precision());
+        let (ranks, own) = (link.size(), options.leaves / link.size().max(1));
+        assert!(
+            options.leaves.is_power_of_two() && own * ranks == options.leaves,
+            "Group::new: {ranks} ranks, {} leaves",
+            options.leaves
+        );
+        let shards = optimizer.shards(table, ranks);
+        let own_shard = shards.get(link.rank()).filter(|_| options.zero > 0 && ranks > 1);
+        assert!(optimizer.shard() == own_shard, "Group::new: the optimizer keeps {:?}", optimizer.shard());
+        let memory =
+            || LoadError::Memory { what: "leaves", bytes: options.bytes(table.len(), precision, ranks) };
+        let (mut errors, mut spare) = (Vec::new(), Vec::new());
+        if options.gradients.is_plain() {
+            for _ in 0..most_waiting(own) {
+                spare.push(Store::zeros(precision, table.len()).ok_or_else(memory)?);
+            }
+        } else {
+            for _ in 0..own {
+                errors.push(zeros(table.len()).ok_or_else(memory)?);
+            }
+        }
+        let mut group = Group {
+            link,
+            options: options.clone(),
+            shards,
+            errors,
+            error_scale: 1.0,
+            inventories: Vec::new(),
+            spare,
+            coded: Vec::new(),
+            others: vec![Traffic::default(); ranks.saturating_sub(1)],
+        };
+        group.meet(optimizer)?;
+        Ok(group)
+    }
+
+    /// Tells rank 0 what each rank keeps.
+    fn meet(&mut self, optimizer: &Optimizer) -> Result<(), RankError> {
+        let own = Inventory::of(optimizer);
+        if self.link.rank() > 0 {
+            return self.link.send(0, own.to_bytes());
+        }
+        self.inventories.push(own);
+        for rank in 1..self.link.size() {
+            let message = self.link.receive(rank)?;
+            self.inventories.push(Inventory::read(&message).ok_or_else(|| length(rank, &message))?);
+        }
+        Ok(())
+    }
+
+    /// Makes the only rank of a run; `None` if its steps are those of a single worker.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn alone(
+        options: &ParallelOptions,
+        model: &TrainModel,
+        optimizer: &Optimizer,
+    ) -> Result<Option<Self>, TrainError> {
+        (!options.is_plain()).then(|| Self::new(Box::new(Alone), options, model, optimizer)).transpose()
+    }
+
+    /// Returns what this rank sent, and how long it waited.
+    pub fn traffic(&self) -> Traffic {
+        self.link.traffic()
+    }
+
+    /// Returns what each rank sent, and how long it waited, on rank 0; of the others, up to the last step.
+    pub fn traffic_of_all(&self) -> Vec<Traffic> {
+        [self.link.traffic()].into_iter().chain(self.others.iter().copied()).collect()
+    }
+
+    /// Leaves the other ranks at the end of the run; returns what was sent.
+    ///
+    /// # Errors
+    /// [`RankError`].
+    pub(crate) fn leave(self) -> Result<Traffic, RankError> {
+        let traffic = self.link.traffic();
+        self.link.leave().map(|()| traffic)
+    }
+
+    /// Number of leaves.
+    pub fn leaves(&self) -> usize {
+        self.options.leaves
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.link.size()
+    }
+
+    /// Numbers of the leaves of `rank`.
+    pub(super) fn leaves_of(&self, rank: usize) -> Range<usize> {
+        let each = self.options.leaves / self.link.size();
+        rank * each..(rank + 1) * each
+    }
+
+    pub(super) fn shards_state(&self) -> bool {
+        self.options.zero > 0 && self.link.size() > 1
+    }
+
+    /// Runs the forward and backward of a step over all ranks, on rank 0; returns the losses of all batches. The model then has the
+    /// part of the gradients that this rank updates.
+    ///
+    /// # Errors
+    /// [`TrainError`]; the other ranks have then dropped the step, unless they are lost.
+    pub(crate) fn gradients(
+        &mut self,
+        model: &mut TrainModel,
+        batches: &[Sample],
+        work: &StepOrder,
+        pass: impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
+    ) -> Result<Losses, TrainError> {
+        let StepOrder { step, scale, loss_scale, lr, counts } = *work;
+        let each = batches.len() / self.options.leaves;
+        let of = |leaves: Range<usize>| leaves.start * each..leaves.end * each;
+        for rank in 1..self.link.size() {
+            let batches = batches[of(self.leaves_of(rank))].to_vec();
+            let work = StepWork { step, scale, loss_scale, lr, counts, batches };
+            self.link.send(rank, Command::Step(work).to_bytes())?;
+        }
+        let own = &batches[of(self.leaves_of(0))];
+        let computed = self.compute(model, own, (step, scale, loss_scale), pass);
+        to_all(&mut *self.link, &[u8::from(computed.is_ok())])?;
+        let mut losses = computed?;
+        self.sum(model)?;
+        let mut places = self.places_with_gradient(model);
+        for rank in 1..self.link.size() {
+            let message = self.link.receive(rank)?;
+            let found = Statistics::read(&message).ok_or_else(|| length(rank, &message))?;
+            losses.extend(found.losses);
+            places.extend(found.places);
+            self.others[rank - 1] = found.traffic;
+            model.histories.see(&found.seen);
+            for (own, more) in model.routed.iter_mut().zip(found.routed) {
+                own.iter_mut().zip(more).for_each(|(own, more)| *own += more);
+            }
+        }
+        model.with_gradient = (self.link.size() > 1).then_some(places);
+        let mut seen = Writer::default();
+        seen.indices(&model.histories.seen());
+        to_all(&mut *self.link, &seen.0)?;
+        Ok(losses)
+    }
+
+    /// Does the part of a step before the update on another rank than 0; false if rank 0 dropped it.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub(super) fn follow_gradients(
+        &mut self,
+        model: &mut TrainModel,
+        work: &StepWork,
+    ) -> Result<bool, TrainError> {
+        let StepWork { step, scale, loss_scale, batches, .. } = work;
+        let losses =
+            self.compute(model, batches, (*step, *scale, *loss_scale), TrainModel::forward_backward)?;
+        if self.link.receive(0)? != [1] {
+            return Ok(false);
+        }
+        self.sum(model)?;
+        let places = self.places_with_gradient(model);
+        let (seen, routed, traffic) = (model.histories.seen(), model.routed.clone(), self.link.traffic());
+        let statistics = Statistics { losses, places, seen, routed, traffic };
+        self.link.send(0, statistics.to_bytes())?;
+        let message = self.link.receive(0)?;
+        let seen = Reader(&message).indices().ok_or_else(|| length(0, &message))?;
+        model.histories.see(&seen);
+        Ok(true)
+    }
+
+    /// Computes the gradients of the own leaves: their sum, or what they send in few bits. `of_step` are its number, the factor
+    /// of the gradient, and the scale of the loss.
+    fn compute(
+        &mut self,
+        model: &mut TrainModel,
+        batches: &[Sample],
+        (step, scale, loss_scale): (u64, f32, f32),
+        mut pass: impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
+    ) -> Result<Losses, TrainError> {
+        let own = self.leaves_of(self.link.rank());
+        let each = batches.len() / own.len().max(1);
+        self.rescale_errors(loss_scale);
+        let (mut losses, mut tree) = (Losses::new(), Tree::default());
+        let mut coded: Vec<Vec<Vec<u8>>> = Vec::new();
+        model.routed.iter_mut().for_each(|counts| counts.fill(0));
+        for (place, leaf) in own.clone().enumerate() {
+            model.grads.zero();
+            for (i, sample) in batches[place * each..(place + 1) * each].iter().enumerate() {
+                model.draw = Draw { step, batch: (leaf * each + i) as u32 };
+                let Sample { tokens, targets, lens } = sample;
+                match pass(model, &Batch { tokens, lens }, targets, scale) {
+                    Ok(loss) => losses.push((loss.nll, loss.targets as u64)),
+                    Err(error) => {
+                        self.spare.extend(tree.into_waiting());
+                        return Err(error);
+                    }
+                }
+            }
+            match self.options.gradients.is_plain() {
+                false => coded.push(self.encode(model, place)),
+                true if place + 1 < own.len() => {
+                    // Any arena will do: it is set to 0 before the next leaf.
+                    let next = self.spare.pop().unwrap_or_else(|| model.grads.store().clone());
+                    let leaf = std::mem::replace(model.grads.store_mut(), next);
+                    let spare = &mut self.spare;
+                    tree.push(leaf, |left, right| add_and_keep(left, right, spare));
+                }
+                true => {
+                    let last = std::mem::replace(model.grads.store_mut(), Store::F32(Vec::new()));
+                    let spare = &mut self.spare;
+                    tree.push(last, |left, right| add_and_keep(left, right, spare));
+                }
+            }
+        }
+        if let Some(sum) = tree.finish() {
+            *model.grads.store_mut() = sum;
+        }
+        self.coded = coded;
+        Ok(losses)
+    }
+
+    /// Makes the messages of a leaf's gradients in few bits, one for every rank, and keeps what they lose.
+    fn encode(&mut self, model: &TrainModel, place: usize) -> Vec<Vec<u8>> {
+        let (format, errors) = (&self.options.gradients, &mut self.errors[place]);
+        let plain = MessageFormat::default();
+        let table = model.params.table();
+        let message = |shard: &Range<usize>| {
+            let mut message = Vec::new();
+            for (piece, coded) in pieces(table.iter(), shard) {
+                let mut values = model.grads.get(piece.clone()).widened().into_owned();
+                let format = if coded { format } else { &plain };
+                let errors = &mut errors[piece];
+                values.iter_mut().zip(&*errors).for_each(|(value, error)| *value += error);
+                let wanted = values.clone();
+                if format.write(&mut values, &mut message) {
+                    let lost = wanted.iter().zip(&values).map(|(wanted, sent)| wanted - sent);
+                    errors.iter_mut().zip(lost).for_each(|(error, lost)| *error = lost);
+                }
+            }
+            message
+        };
+        self.shards.iter().map(message).collect()
+    }
+
+    /// Multiplies the errors by the change of the loss scale.
+    fn rescale_errors(&mut self, loss_scale: f32) {
+        let factor = loss_scale / self.error_scale;
+        self.error_scale = loss_scale;
+        if factor != 1.0 {
+            self.errors.iter_mut().flatten().for_each(|error| *error *= factor);
+        }
+    }
+
+    /// Forgets the errors after a step that was skipped: what its gradients lost belongs to no update.
+    pub(crate) fn forget_errors(&mut self) {
+        self.errors.iter_mut().for_each(|errors| errors.fill(0.0));
+    }
+
+    /// Sums the gradients of all leaves: this rank's part of them, or without ZeRO all of them.
+    fn sum(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
+        let (link, table) = (&mut *self.link, model.params.table());
+        match self.options.gradients.is_plain() {
+            true => reduce(link, table, &self.shards, &mut model.grads)?,
+            false => self.sum_coded(model)?,
+        }
+        if !self.shards_state() {
+            gather(&mut *self.link, model.params.table(), &self.shards, &mut model.grads)?;
+        }
+        Ok(())
+    }
+
+    /// Sums gradients in few bits.
+    fn sum_coded(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
+        let (own, ranks) = (self.link.rank(), self.link.size());
+        let mut kept = Vec::new();
+        for messages in std::mem::take(&mut self.coded) {
+            for (rank, message) in messages.into_iter().enumerate() {
+                match rank == own {
+                    true => kept.push(message),
+                    false => self.link.send(rank, message)?,
+                }
+            }
+        }
+        let mut kept = kept.into_iter();
+        let shard = self.shards[own].clone();
+        let pieces: Vec<_> = pieces(model.params.table().iter(), &shard).collect();
+        let plain = MessageFormat::default();
+        let mut tree = Tree::default();
+        for rank in 0..ranks {
+            for _ in self.leaves_of(rank) {
+                let message =
+                    if rank == own { kept.next().unwrap_or_default() } else { self.link.receive(rank)? };
+                let (mut values, mut rest) = (vec![0.0; shard.len()], &message[..]);
+                for (piece, coded) in &pieces {
+                    let to = &mut values[piece.start - shard.start..piece.end - shard.start];
+                    let format = if *coded { &self.options.gradients } else { &plain };
+                    format.read(&mut rest, to).ok_or_else(|| length(rank, &message))?;
+                }
+                tree.push(values, |left, right| {
+                    left.iter_mut().zip(right).for_each(|(left, right)| *left += right)
+                });
+            }
+        }
+        let sum = tree.finish().unwrap_or_default();
+        for (piece, _) in pieces {
+            let values = &sum[piece.start - shard.start..piece.end - shard.start];
+            model.grads.store_mut().set(piece.start, values);
+        }
+        Ok(())
+    }
+
+    /// Returns the places of the parameters with a gradient that is not 0, as far as this rank holds the sums.
+    fn places_with_gradient(&self, model: &TrainModel) -> BTreeSet<usize> {
+        let shard = &self.shards[self.link.rank()];
+        let params = model.params.table().iter();
+        let held = params.map(|param| (param.range.start, within(&param.range, shard)));
+        let held = held.filter(|(_, held)| !held.is_empty() && !model.grads.get(held.clone()).is_zero());
+        held.map(|(start, _)| start).collect()
+    }
+
+    /// Updates the weights from the sums of gradients; returns the norm of the gradients before clipping.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`]; [`RankError`].
+    pub(crate) fn update(
+        &mut self,
+        model: &mut TrainModel,
+        optimizer: &mut Optimizer,
+        (lr, loss_scale): (f64, f32),
+        counts: Option<&[WeightCounts]>,
+    ) -> Result<f64, TrainError> {
+        if !self.shards_state() {
+            return optimizer.counted_step(model, lr, loss_scale.into(), counts);
+        }
+        let norm = grad_norm(&mut *self.link, &self.shards, &model.grads)? / f64::from(loss_scale);
+        let norm = optimizer.step_with_norm(model, lr, loss_scale.into(), (norm, counts))?;
+        self.gather_weights(model)?;
+        if let Some(counts) = counts {
+            self.gather_counts(counts)?;
+        }
+        Ok(norm)
+    }
+
+    /// Gathers the weights that the ranks updated.
+    fn gather_weights(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
+        let own = self.link.rank();
+        let all: Vec<_> = self.shards.iter().map(|shard| buckets(model.params.table(), shard, 4)).collect();
+        let most = all.iter().map(Vec::len).max().unwrap_or(0);
+        for i in 0..most {
+            if let Some(bucket) = all[own].get(i) {
+                let message: Vec<u8> =
+                    bucket.iter().flat_map(|piece| model.params.piece_bytes(piece.clone())).collect();
+                to_all(&mut *self.link, &message)?;
+            }
+            for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
+                let Some(bucket) = buckets.get(i) else { continue };
+                let message = self.link.receive(rank)?;
+                let mut rest = &message[..];
+                for piece in bucket {
+                    model.params.set_piece(piece.clone(), &mut rest).ok_or_else(|| length(rank, &message))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the counts of all ranks on rank 0.
+    fn gather_counts(&mut self, counts: &[WeightCounts]) -> Result<(), TrainError> {
+        if self.link.rank() > 0 {
+            let mut message = Writer::default();
+            for counts in counts {
+                let (words, squares) = counts.to_words();
+                message.len(words.len());
+                words.iter().for_each(|word| message.u64(*word));
+                message.len(squares.len());
+                for (first, updates, weights) in squares {
+                    message.u64(first);
+                    message.f64(updates);
+                    message.f64(weights);
+                }
+            }
+            return Ok(self.link.send(0, message.0)?);
+        }
+        for rank in 1..self.link.size() {
+            let message = self.link.receive(rank)?;
+            let mut from = Reader(&message);
+            for counts in counts {
+                let mut read = || {
+                    let words = (0..from.len(8)?).map(|_| from.u64()).collect::<Option<Vec<_>>>()?;
+                    let square = |from: &mut Reader<'_>| Some((from.u64()?, from.f64()?, from.f64()?));
+                    let squares =
+                        (0..from.len(24)?).map(|_| square(&mut from)).collect::<Option<Vec<_>>>()?;
+                    counts.add_words(&words, &squares);
+                    Some(())
+                };
+                read().ok_or_else(|| length(rank, &message))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds `right` to `left`, and keeps its arena.
+fn add_and_keep(left: &mut Store, right: Store, spare: &mut Vec<Store>) {
+    left.add(&right);
+    spare.push(right);
+}
+
+/// Lists the pieces of parameters in a shard, each with whether its gradients are sent in few bits: those of matrices are.
+fn pieces<'a>(
+    params: impl Iterator<Item = &'a ParamInfo>,
+    shard: &Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, bool)> {
+    let piece = |param: &ParamInfo| (within(&param.range, shard), param.tensor.shape.len() > 1);
+    params.map(piece).filter(|(piece, _)| !piece.is_empty())
+}

@@ -1,0 +1,155 @@
+//! State of a run over ranks: what each rank keeps of it, sent to rank 0 for a checkpoint, and back.
+
+use mantissa_ranks::{Link, RankError, Reader};
+use mantissa_store::FileDigest;
+
+use super::command::Command;
+use super::exchange::{length, to_all};
+use super::group::Group;
+use super::inventory::SharedArray;
+use crate::array::{Array, ArrayMut};
+use crate::error::TrainError;
+use crate::model::TrainModel;
+use crate::optim::Optimizer;
+
+impl Group {
+    /// Lists the arrays of the optimizer's state, whose parts the ranks keep; `tensors` are the names of the parameters.
+    pub(crate) fn shared_arrays(&self, tensors: &[String]) -> Vec<SharedArray> {
+        let kept = if self.shards_state() { &self.inventories[..] } else { &self.inventories[..1] };
+        SharedArray::list(kept, tensors)
+    }
+
+    /// Number of ranks, and true if each keeps its part of the state.
+    pub(crate) fn sharing(&self) -> (usize, bool) {
+        (self.link.size(), self.shards_state())
+    }
+
+    /// Tells the other ranks to do something.
+    ///
+    /// # Errors
+    /// [`RankError`].
+    pub(crate) fn tell_all(&mut self, command: &Command) -> Result<(), TrainError> {
+        Ok(to_all(&mut *self.link, &command.to_bytes())?)
+    }
+
+    /// Receives bytes of `rank`.
+    ///
+    /// # Errors
+    /// [`RankError`].
+    pub(crate) fn receive(&mut self, rank: usize) -> Result<Vec<u8>, TrainError> {
+        Ok(self.link.receive(rank)?)
+    }
+
+    /// Sends bytes to `rank`.
+    ///
+    /// # Errors
+    /// [`RankError`].
+    pub(crate) fn send(&mut self, rank: usize, bytes: Vec<u8>) -> Result<(), TrainError> {
+        Ok(self.link.send(rank, bytes)?)
+    }
+
+    /// Number of leaves with errors of gradients in few bits, those of all ranks; 0 for gradients as they are.
+    pub(crate) fn error_leaves(&self) -> usize {
+        self.errors.len() * self.link.size()
+    }
+
+    /// Returns the errors of the own leaves, and the scale of the loss that they belong to.
+    pub(crate) fn errors_mut(&mut self) -> (&mut [Vec<f32>], &mut f32) {
+        (&mut self.errors, &mut self.error_scale)
+    }
+
+    /// Compares the weights of the other ranks with those of rank 0, by their digests.
+    ///
+    /// # Errors
+    /// [`RankError::Message`] on a rank whose weights differ; [`RankError`].
+    pub(crate) fn compare_weights(&mut self, model: &TrainModel) -> Result<(), TrainError> {
+        if self.link.size() == 1 {
+            return Ok(());
+        }
+        let pieces = model.params.table().iter().map(|param| model.params.piece_bytes(param.range.clone()));
+        let own = FileDigest::of_pieces(pieces).hex();
+        if self.link.rank() == 0 {
+            return Ok(to_all(&mut *self.link, own.as_bytes())?);
+        }
+        let rank = self.link.rank();
+        let expected = self.link.receive(0)?;
+        let differs = || RankError::Weights {
+            rank,
+            got: own.clone(),
+            expected: String::from_utf8_lossy(&expected).into_owned(),
+        };
+        if expected == own.as_bytes() { Ok(()) } else { Err(differs().into()) }
+    }
+
+    /// Sends the weights, the histories of amax and the number of updates of rank 0 to the others, at the begin of a run.
+    ///
+    /// # Errors
+    /// [`RankError`].
+    pub(crate) fn share_weights(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
+        let places: Vec<_> = model.params.table().iter().map(|param| param.range.clone()).collect();
+        let is_first = self.link.rank() == 0;
+        for place in places {
+            if is_first {
+                to_all(&mut *self.link, &model.params.piece_bytes(place))?;
+                continue;
+            }
+            let message = self.link.receive(0)?;
+            let mut rest = &message[..];
+            let set = model.params.set_piece(place, &mut rest).filter(|()| rest.is_empty());
+            set.ok_or_else(|| length(0, &message))?;
+        }
+        for (_, values) in model.histories.arrays_mut() {
+            if is_first {
+                to_all(&mut *self.link, &Array::F32(values).le_bytes()?)?;
+                continue;
+            }
+            let message = self.link.receive(0)?;
+            ArrayMut::F32(values).read_le_bytes(&mut &message[..]).ok_or_else(|| length(0, &message))??;
+        }
+        model.histories.restored();
+        Ok(())
+    }
+
+    /// Sends what this rank keeps of the state to rank 0.
+    ///
+    /// # Errors
+    /// [`RankError`]; a paged state that cannot be read.
+    pub(super) fn send_state(&mut self, optimizer: &Optimizer) -> Result<(), TrainError> {
+        if self.shards_state() {
+            for (_, array) in optimizer.parts().into_iter().flatten() {
+                self.link.send(0, array.le_bytes()?)?;
+            }
+        }
+        for errors in &self.errors {
+            self.link.send(0, Array::F32(errors).le_bytes()?)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over the number of updates and what this rank keeps of the state from rank 0.
+    ///
+    /// # Errors
+    /// [`RankError`]; a paged state that cannot be written.
+    pub(super) fn receive_state(&mut self, optimizer: &mut Optimizer) -> Result<(), TrainError> {
+        let message = self.link.receive(0)?;
+        let mut from = Reader(&message);
+        let mut numbers = || Some((from.u64()?, from.f64()? as f32));
+        let (steps, scale) = numbers().ok_or_else(|| length(0, &message))?;
+        self.error_scale = scale;
+        for (_, mut array) in optimizer.parts_mut(steps).into_iter().flatten() {
+            fill(&mut *self.link, &mut array)?;
+        }
+        for errors in &mut self.errors {
+            fill(&mut *self.link, &mut ArrayMut::F32(errors))?;
+        }
+        Ok(())
+    }
+}
+
+/// Fills an array with the next message of rank 0.
+fn fill(link: &mut dyn Link, array: &mut ArrayMut<'_>) -> Result<(), TrainError> {
+    let message = link.receive(0)?;
+    let mut rest = &message[..];
+    let filled = array.read_le_bytes(&mut rest).filter(|_| rest.is_empty());
+    filled.ok_or_else(|| TrainError::from(RankError::from(length(0, &message))))?
+}
