@@ -19,7 +19,7 @@ use mantissa_store::convention::{Container, ModelFiles};
 use serde::{Deserialize, Serialize};
 
 use crate::calibration::Calibration;
-use crate::error::Result;
+use crate::error::{BadInput, Result};
 use crate::host::Host;
 use crate::job::{Job, JobOutput};
 use crate::lint::AsStated;
@@ -109,6 +109,21 @@ pub struct FitReport {
 }
 
 impl Fit {
+    /// Fails for work that workers do not divide.
+    ///
+    /// # Errors
+    /// A limit of time: what is measured within it differs from run to run.
+    pub fn require_divisible(&self) -> Result<()> {
+        match self.time_limit {
+            None => Ok(()),
+            Some(limit) => {
+                Err(BadInput::new("--time-limit", limit.to_string(), "none with --workers or --job")
+                    .with_fix("leave it out, and name fewer --schemes or --method")
+                    .into())
+            }
+        }
+    }
+
     /// Returns the checkpoint format, if it was given.
     fn format_asked(&self) -> Option<Container> {
         self.format_given.then_some(self.container.0)

@@ -2,7 +2,7 @@
 //!
 //! Whoever makes the job also writes its output. Workers compute units and write nothing but their results.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mantissa_quant::{Plan, QuantError, take_part};
 use mantissa_ranks::{JobFolder, Team};
@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::convert::Convert;
 use crate::error::{BadInput, InPlace, Result};
 use crate::evaluate::Evaluate;
+use crate::fit::Fit;
 use crate::host::Host;
 use crate::job::{Job, from_json, to_json};
 use crate::lint::AsStated;
@@ -69,6 +70,17 @@ impl Shared for Evaluate {
     }
 }
 
+impl Shared for Fit {
+    fn decides(&self) -> Result<Value> {
+        let written = Fit { out: PathBuf::new(), measurements: None, save_recipe: None, ..self.clone() };
+        Ok(to_json(&written)?)
+    }
+
+    fn take_part(&self, team: &Team, host: &Host) -> Result<()> {
+        self.prepare(host)?.take_part(team, host)
+    }
+}
+
 /// Kind of a shared job, by its name in a record.
 struct Kind {
     name: &'static str,
@@ -85,7 +97,8 @@ impl Kind {
 }
 
 /// Jobs that workers can divide.
-const KINDS: [Kind; 3] = [Kind::of::<Quantize>(), Kind::of::<Convert>(), Kind::of::<Evaluate>()];
+const KINDS: [Kind; 4] =
+    [Kind::of::<Quantize>(), Kind::of::<Convert>(), Kind::of::<Evaluate>(), Kind::of::<Fit>()];
 
 /// Makes the folder at `path` for workers of `job`, or joins one that was made for the same job and inputs.
 ///

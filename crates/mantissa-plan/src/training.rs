@@ -3,6 +3,7 @@
 //! Sources: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3), Megatron-LM `docs/source/api-guide/dist_optimizer.md`,
 //! activation memory of Korthikanti et al. 2022 (arXiv 2205.05198, table 2), QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
 
+mod exchange;
 mod policy;
 
 use mantissa_num::parse_weight;
@@ -10,6 +11,7 @@ use serde::Serialize;
 
 use crate::shape::ModelShape;
 
+pub use exchange::{Exchange, exchanges, parse_link};
 pub use policy::{PolicyStorage, policy_storage};
 
 /// Bytes per parameter of a training recipe.

@@ -234,6 +234,18 @@ impl UnitFolder {
         self.path.join(self.stem(unit) + ".lease")
     }
 
+    /// Makes a folder for files of this process that are no results.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(crate) fn scratch(&self) -> Result<PathBuf> {
+        let worker = Worker::this();
+        let path = self.path.join(format!("scratch-{}-{}", worker.host_digits(), std::process::id()));
+        let io = |error| Error::Io { path: path.clone(), operation: "create", error };
+        disk::create_folders(&path).map_err(io)?;
+        Ok(path)
+    }
+
     /// Returns the names of the results that are there.
     ///
     /// # Errors

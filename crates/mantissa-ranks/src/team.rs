@@ -1,6 +1,7 @@
 //! Workers on the units of one job.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
@@ -140,6 +141,15 @@ impl Team {
     pub fn result(&self, unit: &str) -> Result<Option<Vec<u8>>> {
         let Some(shared) = &self.0 else { return Ok(None) };
         Ok(UnitResult::read(&shared.units.result(unit), unit)?.map(|found| found.bytes))
+    }
+
+    /// Returns a folder for files of this process that are no results, which is removed with the folder of the job; `None` for a
+    /// process that works alone.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn scratch(&self) -> Result<Option<PathBuf>> {
+        self.0.as_ref().map(|shared| shared.units.scratch()).transpose()
     }
 
     /// True if the unit has a result, which may be damaged.

@@ -18,7 +18,7 @@ use crate::data::{TextFormat, is_records};
 use crate::error::TrainError;
 use crate::lora::Tuning;
 use crate::parallel::{MessageFormat, ParallelOptions};
-use crate::policy::{Policy, TableFault};
+use crate::policy::{Master, Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
 pub use crate::error::KeyFaults;
@@ -99,9 +99,14 @@ impl RunConfig {
 
     /// Returns leaves, stage of ZeRO and format of exchanged gradients; `None` if the format cannot be met.
     pub fn parallel(&self) -> Option<ParallelOptions> {
-        let Parallel { leaves, zero, gradients } = &self.parallel;
+        let Parallel { leaves, zero, gradients, gather } = &self.parallel;
         let gradients = MessageFormat::parse(gradients)?;
-        Some(ParallelOptions { leaves: *leaves, zero: u8::try_from(*zero).unwrap_or(u8::MAX), gradients })
+        let gather = match gather {
+            Some(text) => Some(MessageFormat::parse(text)?),
+            None => None,
+        };
+        let zero = u8::try_from(*zero).unwrap_or(u8::MAX);
+        Some(ParallelOptions { leaves: *leaves, zero, gradients, gather })
     }
 
     fn check(&self, file: &str) -> Result<(), TrainError> {
@@ -205,7 +210,7 @@ impl RunConfig {
         &self,
         fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let Parallel { leaves, zero, gradients } = &self.parallel;
+        let Parallel { leaves, zero, gradients, gather } = &self.parallel;
         if ![1, 2, 4, 8].contains(leaves) {
             return fault("parallel.leaves", leaves.to_string(), "1, 2, 4 or 8");
         }
@@ -224,8 +229,16 @@ impl RunConfig {
         if *zero > 1 {
             return fault("parallel.zero", zero.to_string(), "0 or 1");
         }
-        if MessageFormat::parse(gradients).is_none() {
-            return fault("parallel.gradients", format!("\"{gradients}\""), MessageFormat::ALLOWED);
+        for (key, text) in [("gradients", Some(gradients)), ("gather", gather.as_ref())] {
+            if let Some(text) = text.filter(|text| MessageFormat::parse(text).is_none()) {
+                return fault(&format!("parallel.{key}"), format!("\"{text}\""), MessageFormat::ALLOWED);
+            }
+        }
+        let has_master = self.policy().is_some_and(|policy| policy.master == Master::F32);
+        if let Some(text) = gather.as_ref().filter(|_| !has_master) {
+            let allowed =
+                "nothing without an f32 master copy: updates would be lost; fix: --set precision.policy=bf16";
+            return fault("parallel.gather", format!("\"{text}\""), allowed);
         }
         Ok(())
     }
@@ -491,6 +504,8 @@ mod tests {
             ("parallel.leaves=3", "parallel.leaves: expected 1, 2, 4 or 8, got 3"),
             ("parallel={leaves=2}", "fix: --set data.accumulate=2 --set data.batch=1"),
             ("parallel.zero=2", "parallel.zero: expected 0 or 1"),
+            ("parallel.gather=int8-g256", "parallel.gather: expected nothing without an f32 master copy"),
+            ("parallel.gather=q4_0", "parallel.gather: expected f32, sign, or a scheme"),
             ("parallel.gradients=nvfp4", "parallel.gradients: expected f32, sign, or a scheme"),
             ("data.files=[]", "data.files"),
             ("seed", "no = sign"),

@@ -1,6 +1,6 @@
 //! A task that is ready to run.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use mantissa_model::Tokenizer;
 
@@ -45,6 +45,23 @@ impl Task {
         progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
     ) -> Result<Vec<Answer>, EvalError> {
         run(model, &self.pairs(), tokenizer, threads, progress)
+    }
+
+    /// Runs the items at `range`, as [`run`].
+    ///
+    /// # Errors
+    /// As [`run`].
+    ///
+    /// # Panics
+    /// If there are fewer items.
+    pub fn run_part(
+        &self,
+        model: Evaluated<'_>,
+        range: Range<usize>,
+        tokenizer: &Tokenizer,
+        (threads, progress): (usize, &(dyn Fn(u64) -> ControlFlow<()> + Sync)),
+    ) -> Result<Vec<Answer>, EvalError> {
+        run(model, &self.pairs()[range], tokenizer, threads, progress)
     }
 
     /// Returns the number of tokens that run on a model, at most: prompts, choices and generated text.

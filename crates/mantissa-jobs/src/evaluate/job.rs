@@ -140,10 +140,10 @@ impl Job for Evaluate {
 }
 
 impl Evaluate {
-    /// Evaluates the model with the other workers of `team`, which divide the windows of a text.
+    /// Evaluates the model with the other workers of `team`, which divide the windows of a text or the items of tasks.
     ///
     /// # Errors
-    /// As [`run`](Job::run); tasks, which are not divided.
+    /// As [`run`](Job::run).
     pub fn run_with(&self, team: &Team, host: &Host) -> Result<EvaluateReport> {
         let (work, adapter) = (self.read(host)?, adapter::open(self.adapter.as_deref())?);
         let models = Models::load(self, self.usage(&work, adapter.as_ref(), host), host)?;
@@ -151,11 +151,11 @@ impl Evaluate {
             Work::Windows(sequences) => {
                 EvaluateReport::Text(Box::new(text::run(self, &models, &sequences, (team, host))?))
             }
-            Work::Tasks(tasks) => EvaluateReport::Tasks(tasks::run(self, &models, &tasks, host)?),
+            Work::Tasks(tasks) => EvaluateReport::Tasks(tasks::run(self, &models, &tasks, (team, host))?),
         })
     }
 
-    /// Computes windows that no other worker of `team` computes, until all have a result.
+    /// Computes windows or items that no other worker of `team` computes, until all have a result.
     ///
     /// # Errors
     /// As [`run_with`](Self::run_with).
@@ -164,20 +164,7 @@ impl Evaluate {
         let models = Models::load(self, self.usage(&work, adapter.as_ref(), host), host)?;
         match work {
             Work::Windows(sequences) => text::take_part(self, &models, &sequences, (team, host)),
-            Work::Tasks(_) => Err(undivided().into()),
+            Work::Tasks(tasks) => tasks::take_part(&models, &tasks, (team, host)),
         }
     }
-
-    /// Fails for work that workers do not divide.
-    ///
-    /// # Errors
-    /// Tasks.
-    pub fn require_divisible(&self) -> Result<(), BadInput> {
-        if self.tasks.is_empty() { Ok(()) } else { Err(undivided()) }
-    }
-}
-
-fn undivided() -> BadInput {
-    BadInput::new("--workers", "tasks", "a text: items of tasks are not divided")
-        .with_fix("leave out --workers and --job")
 }

@@ -1,20 +1,20 @@
 //! Evaluation on tasks with right and wrong answers.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use mantissa_eval::tasks::{Answer, Task, TaskSummary, summary};
 use mantissa_eval::{EvalError, Evaluated};
-use mantissa_model::Tokenizer;
+use mantissa_ranks::{RankError, Reader, Team, Writer, ranges};
 use mantissa_store::write_file_atomic;
 use serde::Serialize;
 use serde_json::json;
 
 use super::models::{Models, exceeds};
 use super::value::Evaluate;
-use crate::error::{GateFailed, InPlace, Result};
+use crate::error::{GateFailed, InPlace, JobError, Result};
 use crate::host::Host;
 use crate::model::{ModelPath, load_tokenizer, open_quietly};
 use crate::names::Engine;
@@ -71,17 +71,14 @@ pub(super) fn read(job: &Evaluate, host: &Host) -> Result<Vec<Task>> {
 }
 
 /// Runs the tasks, and writes the answers if the job asks for them.
-pub(super) fn run(job: &Evaluate, models: &Models, tasks: &[Task], host: &Host) -> Result<TaskEvaluation> {
-    let compared = models.reference.as_ref().map(|reference| Evaluated::from(&reference.decoder));
-    if let Some(reference) = compared {
-        let (model, reference) = (models.evaluated().config().vocab_size, reference.config().vocab_size);
-        if model != reference {
-            return Err(EvalError::Vocabulary { model, reference }.into());
-        }
-    }
+pub(super) fn run(
+    job: &Evaluate,
+    models: &Models,
+    tasks: &[Task],
+    (team, host): (&Team, &Host),
+) -> Result<TaskEvaluation> {
     let start = Instant::now();
-    let tokenizer = load_tokenizer(models.files(), host)?;
-    let answers = answers(tasks, (models.evaluated(), compared), &tokenizer, models.threads, host)?;
+    let answers = answers(models, tasks, (team, host))?;
     if let Some(path) = &job.per_item {
         write_file_atomic(&host.output(path)?, per_item(tasks, &answers).as_bytes())?;
     }
@@ -104,15 +101,28 @@ pub(super) fn run(job: &Evaluate, models: &Models, tasks: &[Task], host: &Host) 
     Ok(report)
 }
 
-fn answers(
-    tasks: &[Task],
-    (model, reference): (Evaluated<'_>, Option<Evaluated<'_>>),
-    tokenizer: &Tokenizer,
-    threads: usize,
-    host: &Host,
-) -> Result<Answers> {
-    let models = 1 + u64::from(reference.is_some());
-    let total = tasks.iter().map(|task| task.items.len() as u64 * models).sum();
+/// Computes answers that no other worker of `team` computes, until all have a result.
+pub(super) fn take_part(models: &Models, tasks: &[Task], (team, host): (&Team, &Host)) -> Result<()> {
+    answers(models, tasks, (team, host)).map(drop)
+}
+
+/// Groups into which workers divide the items of a task at most.
+const GROUPS: usize = 64;
+
+/// Computes the answers to all items, alone or with the other workers of `team`. A worker that computes a part of them returns
+/// that part.
+fn answers(models: &Models, tasks: &[Task], (team, host): (&Team, &Host)) -> Result<Answers> {
+    let (model, reference) = (models.evaluated(), models.reference.as_ref());
+    let reference = reference.map(|reference| Evaluated::from(&reference.decoder));
+    if let Some(reference) = reference {
+        let (model, reference) = (model.config().vocab_size, reference.config().vocab_size);
+        if model != reference {
+            return Err(EvalError::Vocabulary { model, reference }.into());
+        }
+    }
+    let tokenizer = load_tokenizer(models.files(), host)?;
+    let count = 1 + u64::from(reference.is_some());
+    let total = tasks.iter().map(|task| task.items.len() as u64 * count).sum();
     let progress = host.progress(total, Unit::Items("items"));
     let before = AtomicU64::new(0);
     let told = |done| {
@@ -121,15 +131,92 @@ fn answers(
     };
     let mut all = Vec::with_capacity(tasks.len());
     for task in tasks {
-        let run = |model| {
-            let answers = task.run(model, tokenizer, threads, &told);
-            before.fetch_add(task.items.len() as u64, Ordering::Relaxed);
-            answers.at(&task.name)
+        let part = |model, range: Range<usize>| {
+            let count = range.len() as u64;
+            let found = task.run_part(model, range, &tokenizer, (models.threads, &told));
+            before.fetch_add(count, Ordering::Relaxed);
+            found.at(&task.name)
         };
-        all.push((run(model)?, reference.map(run).transpose()?));
+        let mut both = |range: Range<usize>| {
+            let answers = part(model, range.clone())?;
+            Ok((answers, reference.map(|reference| part(reference, range)).transpose()?))
+        };
+        all.push(match team.is_shared() {
+            false => both(0..task.items.len())?,
+            true => shared_answers(task, &mut both, (team, host))?,
+        });
     }
     progress.finish();
     Ok(all)
+}
+
+/// Answers of the model and of the reference to some items.
+type Both = (Vec<Answer>, Option<Vec<Answer>>);
+
+/// Computes the answers to a task with the other workers of `team`.
+fn shared_answers(
+    task: &Task,
+    both: &mut dyn FnMut(Range<usize>) -> Result<Both>,
+    (team, host): (&Team, &Host),
+) -> Result<Both> {
+    let groups = ranges(task.items.len(), GROUPS);
+    let names: Vec<String> = groups.iter().map(|group| format!("{} items {group:?}", task.name)).collect();
+    let mut compute = |unit: usize| Ok::<_, JobError>(to_bytes(&both(groups[unit].clone())?));
+    let mut tick = |_| if host.stops() { Err(RankError::Interrupted.into()) } else { Ok(()) };
+    team.complete(&names, &mut compute, &mut tick)?;
+    let (mut all, mut references) = (Vec::new(), None::<Vec<Answer>>);
+    for (group, name) in groups.iter().zip(&names) {
+        let found = team.result(name)?.and_then(|bytes| from_bytes(&bytes));
+        let (answers, reference) = match found.filter(|(answers, _)| answers.len() == group.len()) {
+            Some(found) => found,
+            None if team.is_partial() => continue,
+            None => both(group.clone())?,
+        };
+        all.extend(answers);
+        if let Some(reference) = reference {
+            references.get_or_insert_default().extend(reference);
+        }
+    }
+    Ok((all, references))
+}
+
+/// Returns answers as bytes, which workers exchange.
+fn to_bytes((answers, references): &Both) -> Vec<u8> {
+    let write = |out: &mut Writer, answers: &Vec<Answer>| {
+        out.len(answers.len());
+        for answer in answers {
+            // Every field is named, so that a new one is not forgotten.
+            let Answer { correct, correct_norm, chosen, logprobs, answer_logprob, text } = answer;
+            out.byte(u8::from(*correct));
+            out.option(*correct_norm, |out, correct| out.byte(u8::from(correct)));
+            out.option(*chosen, Writer::len);
+            out.numbers(logprobs.iter().map(|logprob| logprob.to_bits().to_le_bytes()));
+            out.option(*answer_logprob, Writer::f64);
+            out.option(text.as_ref(), |out, text| out.text(text));
+        }
+    };
+    let mut out = Writer::default();
+    write(&mut out, answers);
+    out.option(references.as_ref(), write);
+    out.0
+}
+
+/// Reads answers; `None` if the bytes are not that.
+fn from_bytes(bytes: &[u8]) -> Option<Both> {
+    let answer = |from: &mut Reader<'_>| {
+        Some(Answer {
+            correct: from.byte()? != 0,
+            correct_norm: from.option(|from| Some(from.byte()? != 0))?,
+            chosen: from.option(|from| usize::try_from(from.u64()?).ok())?,
+            logprobs: from.numbers(|bytes| f64::from_bits(u64::from_le_bytes(bytes)))?,
+            answer_logprob: from.option(Reader::f64)?,
+            text: from.option(Reader::text)?,
+        })
+    };
+    let read = |from: &mut Reader<'_>| (0..from.len(1)?).map(|_| answer(from)).collect::<Option<Vec<_>>>();
+    let mut from = Reader(bytes);
+    let found = (read(&mut from)?, from.option(read)?);
+    from.0.is_empty().then_some(found)
 }
 
 /// One line for each item.
@@ -162,4 +249,26 @@ pub(super) fn gate(job: &Evaluate, found: &TaskEvaluation) -> Result<(), GateFai
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_back_bit_for_bit() {
+        let answer = Answer {
+            correct: true,
+            correct_norm: Some(false),
+            chosen: Some(3),
+            logprobs: vec![-1.5, f64::NEG_INFINITY, -0.0],
+            answer_logprob: Some(-0.1),
+            text: Some("ü".to_owned()),
+        };
+        for both in [(vec![answer.clone(), Answer::default()], None), (Vec::new(), Some(vec![answer]))] {
+            let bytes = to_bytes(&both);
+            assert_eq!(from_bytes(&bytes), Some(both));
+            assert!((0..bytes.len()).all(|cut| from_bytes(&bytes[..cut]).is_none()));
+        }
+    }
 }

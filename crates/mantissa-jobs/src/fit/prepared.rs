@@ -1,5 +1,7 @@
 //! Fit that is planned and fits into memory: nothing is measured yet.
 
+use std::path::Path;
+
 use mantissa_advise::sensitivity::Baseline;
 use mantissa_advise::shape;
 use mantissa_eval::Sequence;
@@ -8,6 +10,7 @@ use mantissa_plan::precision::KVS;
 use mantissa_plan::shape::ModelShape;
 use mantissa_quant::allocate::{AllocateError, Allocation};
 use mantissa_quant::{Check, Options, Outcome, Plan, Recipe, Recorded, Start, TaskRuns, dequantized_source};
+use mantissa_ranks::Team;
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{FileDigest, WorkFolder, write_file_atomic};
 
@@ -15,7 +18,7 @@ use super::budget::Budget;
 use super::families::{Candidates, candidates, groups_taken, recipe_text};
 use super::family::{Cache, Candidate, Family, Row, Uniform};
 use super::front::front;
-use super::search::{self, Search};
+use super::search::{self, Measured, Search};
 use super::{Fit, FitReport, PLAIN_CACHE, RECIPE, windows};
 use crate::adapt;
 use crate::error::{BadInput, Class, InPlace, JobError, Result};
@@ -162,7 +165,25 @@ impl PreparedFit<'_> {
     ///
     /// # Errors
     /// I/O; a stop; [`GateFailed`](crate::GateFailed) if an engine would refuse the result.
-    pub fn run(mut self, remedies: &dyn Remedies, host: &Host) -> Result<FitReport> {
+    pub fn run(self, remedies: &dyn Remedies, host: &Host) -> Result<FitReport> {
+        self.run_with(&Team::alone(), remedies, host)
+    }
+
+    /// Measures candidates that no other worker of `team` measures, until each has a result.
+    ///
+    /// # Errors
+    /// I/O; a stop.
+    pub(crate) fn take_part(mut self, team: &Team, host: &Host) -> Result<()> {
+        let Some(at) = team.scratch()? else { return Ok(()) };
+        let families = std::mem::take(&mut self.families);
+        self.search(&at, (team, host), Vec::new()).share(&families, &mut Vec::new())
+    }
+
+    /// Measures as [`run`](Self::run) does, with the other workers of `team`, which divide the candidates.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_with(mut self, team: &Team, remedies: &dyn Remedies, host: &Host) -> Result<FitReport> {
         let job = self.job;
         let known = job.measurements.as_deref().map_or(Ok(Vec::new()), search::read)?;
         self.apart.iter().for_each(|why| host.note(why));
@@ -174,16 +195,8 @@ impl PreparedFit<'_> {
         let left =
             format!("measurements are kept in {}; rerun the same command to resume", work.path().display());
         let leaving = host.leaving(format!("Interrupted: {left}"));
-        let search = Search {
-            work: &work,
-            host,
-            source: &self.source,
-            windows: &self.measured_on,
-            known,
-            kv: std::mem::take(&mut self.kv),
-            limit: job.time_limit,
-            several: job.methods.len() > 1,
-        };
+        let kv = std::mem::take(&mut self.kv);
+        let search = Search { kv, ..self.search(work.path(), (team, host), known) };
         let found = search.measure(families).and_then(|(families, all)| {
             if let Some(path) = &job.measurements {
                 write_file_atomic(&host.output(path)?, search::text(&all)?.as_bytes())?;
@@ -218,6 +231,18 @@ impl PreparedFit<'_> {
             windows: self.measured_on.len(),
             served,
         })
+    }
+
+    /// Makes the search, without schemes of the KV cache.
+    fn search<'a>(
+        &'a self,
+        at: &'a Path,
+        (team, host): (&'a Team, &'a Host),
+        known: Vec<Measured>,
+    ) -> Search<'a> {
+        let (source, windows) = (&self.source, &self.measured_on[..]);
+        let (limit, several) = (self.job.time_limit, self.job.methods.len() > 1);
+        Search { at, team, host, source, windows, known, kv: Vec::new(), limit, several }
     }
 
     /// Chooses among the measured candidates; writes the recipe and the output.

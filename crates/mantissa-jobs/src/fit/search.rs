@@ -8,12 +8,13 @@ use mantissa_advise::sensitivity::{Baseline, Unit, cache_schemes};
 use mantissa_eval::{Sequence, compare};
 use mantissa_model::{Decoder, KvPolicy};
 use mantissa_quant::{Plan, QuantError, Start, plan_key};
+use mantissa_ranks::{RankError, Team};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, regular, verify_manifest};
+use mantissa_store::{FileDigest, Journal, Output, disk, regular, verify_manifest};
 use serde::{Deserialize, Serialize};
 
 use super::family::{Cache, Candidate, Family, Uniform, candidates};
-use crate::error::{BadInput, Result};
+use crate::error::{BadInput, JobError, Result};
 use crate::execute;
 use crate::host::Host;
 use crate::progress::Unit as Progressed;
@@ -107,7 +108,10 @@ pub(super) fn text(all: &[Measured]) -> Result<String> {
 
 /// Work folder and input of the measurements.
 pub(super) struct Search<'a> {
-    pub(super) work: &'a WorkFolder,
+    /// Folder for quantized candidates and the journal.
+    pub(super) at: &'a Path,
+    /// Workers that divide the candidates.
+    pub(super) team: &'a Team,
     pub(super) host: &'a Host,
     pub(super) source: &'a ModelFiles,
     pub(super) windows: &'a [Sequence],
@@ -129,7 +133,7 @@ impl Search<'_> {
     /// # Errors
     /// I/O; a model that cannot be quantized or run; warnings under `--strict`.
     pub(super) fn measure(&self, families: Vec<Family>) -> Result<(Vec<Family>, Vec<Measured>)> {
-        let at = self.work.path();
+        let at = self.at;
         let mut journal = match Journal::read(at) {
             Some(_) => Journal::reopen(at)?,
             None => Journal::create(at)?,
@@ -138,6 +142,7 @@ impl Search<'_> {
         let mut known: Vec<Measured> =
             read.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
         known.extend(self.known.iter().cloned());
+        self.share(&families, &mut known)?;
         let start = Instant::now();
         let limit = self
             .limit
@@ -191,6 +196,51 @@ impl Search<'_> {
         Ok((done, known))
     }
 
+    /// Measures the candidates that no other worker of the team measures, until each has a result; adds all to `known`. Does
+    /// nothing for a process that works alone.
+    ///
+    /// # Errors
+    /// As [`measure`](Self::measure).
+    pub(super) fn share(&self, families: &[Family], known: &mut Vec<Measured>) -> Result<()> {
+        if !self.team.is_shared() {
+            return Ok(());
+        }
+        let of_family = |family: &'_ Family| (0..family.plans.len()).collect::<Vec<_>>();
+        let all: Vec<(usize, usize)> = families
+            .iter()
+            .enumerate()
+            .flat_map(|(at, family)| of_family(family).into_iter().map(move |plan| (at, plan)))
+            .collect();
+        let parts =
+            |(family, plan): (usize, usize)| (&families[family].plans[plan], &families[family].units[..]);
+        let name = |candidate: &(usize, usize)| {
+            let (Uniform { method, plan }, _) = parts(*candidate);
+            format!("candidate {method}-{} of family {}", plan.weights, candidate.0)
+        };
+        let names: Vec<String> = all.iter().map(name).collect();
+        let mut baseline = None;
+        let mut compute = |unit: usize| {
+            let (uniform, units) = parts(all[unit]);
+            let (costs, whole) = self.measure_under(uniform, units, &mut baseline)?;
+            let (method, scheme) = (uniform.method.clone(), uniform.plan.weights.to_string());
+            // The key depends on the machine.
+            let line = Measured { key: String::new(), method, scheme, costs, whole };
+            Ok::<_, JobError>(serde_json::to_vec(&line)?)
+        };
+        let mut tick = |_| if self.host.stops() { Err(RankError::Interrupted.into()) } else { Ok(()) };
+        self.team.complete(&names, &mut compute, &mut tick)?;
+        for (candidate, name) in all.iter().zip(&names) {
+            let found =
+                self.team.result(name)?.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok());
+            let (uniform, units) = parts(*candidate);
+            if let Some(line) = found.filter(|line| line.costs.len() == units.len()) {
+                let key = key(&uniform.plan, units, self.source, self.windows)?;
+                known.push(Measured { key, ..line });
+            }
+        }
+        Ok(())
+    }
+
     /// Measures the schemes of the KV cache on the source, which `plan` quantizes.
     fn measure_kv(
         &self,
@@ -227,7 +277,7 @@ impl Search<'_> {
         baseline: &mut Option<Baseline>,
     ) -> Result<(Vec<Candidate>, Option<f64>)> {
         let Uniform { method, plan } = uniform;
-        let at = self.work.path().join(format!("{method}-{}", plan.weights));
+        let at = self.at.join(format!("{method}-{}", plan.weights));
         let model = self.quantized(plan, &at)?;
         let baseline = match baseline {
             Some(baseline) => baseline,

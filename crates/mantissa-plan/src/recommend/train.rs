@@ -6,7 +6,8 @@ use super::words::gb;
 use crate::hardware::{Device, Unit};
 use crate::shape::ModelShape;
 use crate::training::{
-    RECIPES, Recompute, Run, Trained, Training, TrainingRecipe, Zero, operations_per_token, training,
+    Exchange, RECIPES, Recompute, Run, Trained, Training, TrainingRecipe, Zero, adapter_parameters,
+    exchanges, operations_per_token, training,
 };
 
 /// Number of parameters from which on FP8 products are worth their care (DeepSeek-V3 and later).
@@ -50,9 +51,24 @@ pub struct TrainAnswer {
     pub reasons: Vec<String>,
     /// What would change it.
     pub changes: Vec<String>,
+    /// Bytes that devices exchange in a step, if a link was given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exchanges: Vec<Exchange>,
 }
 
 impl TrainAnswer {
+    /// Adds the exchanges of a step under the choice, or bf16 if nothing fits, on devices whose links carry `link` bytes/s each;
+    /// `rank` is that of adapters.
+    #[must_use]
+    pub fn with_link(self, shape: &ModelShape, run: &Run, rank: u64, link: f64) -> Self {
+        let adapts = ADAPTERS.iter().any(|(name, ..)| self.recipe == Some(*name));
+        let recipe = self.recipe.and_then(TrainingRecipe::named).unwrap_or(RECIPES[1]);
+        let parameters = if adapts { adapter_parameters(shape, rank) } else { shape.parameters() };
+        // Adapters are f32.
+        let bytes = if adapts { (4.0, 4.0) } else { (recipe.gradients, recipe.weights.max(recipe.copies)) };
+        TrainAnswer { exchanges: exchanges(parameters as f64, bytes, run.devices, link), ..self }
+    }
+
     /// Returns the row of the choice.
     pub fn chosen(&self) -> Option<&TrainRow> {
         let name = self.recipe?;
@@ -147,7 +163,7 @@ pub fn train(
     let base = ADAPTERS.iter().find(|(name, ..)| recipe == Some(*name)).map(|(.., base)| *base);
     let trained = base.map_or(Trained::All, |base| Trained::Adapters { rank, base });
     let tokens_per_s = speed(shape, device, &Run { recompute, ..*run }, trained);
-    TrainAnswer { recipe, tokens_per_s, reasons, changes, rows }
+    TrainAnswer { recipe, tokens_per_s, reasons, changes, rows, exchanges: Vec::new() }
 }
 
 /// Predicts the tokens/s of one device with bf16 products.

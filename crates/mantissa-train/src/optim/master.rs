@@ -90,6 +90,14 @@ impl MasterCopy {
             }
     }
 
+    /// Returns the f32 weights of `range`; `None` unless the copy is of that kind.
+    pub(crate) fn f32(&self, range: &Range<usize>) -> Option<&[f32]> {
+        match self {
+            MasterCopy::F32(copy) => copy.values.get(range.start - copy.first..range.end - copy.first),
+            _ => None,
+        }
+    }
+
     /// Splits the master copy of `range` into pieces.
     pub(crate) fn pieces(&mut self, range: Range<usize>, piece: usize) -> Vec<MasterMut<'_>> {
         let count = range.len().div_ceil(piece);

@@ -193,6 +193,11 @@ impl Optimizer {
         cut(table, |param| is_elementwise(&*self.method, self.kind, param), ranks)
     }
 
+    /// Returns the f32 master weights of `range`, which it keeps; `None` without such a copy.
+    pub(crate) fn master(&self, range: &Range<usize>) -> Option<&[f32]> {
+        self.master.f32(range)
+    }
+
     /// Returns the part of the parameters that it updates; `None` for all.
     pub(crate) fn shard(&self) -> Option<&Range<usize>> {
         self.shard.as_ref()

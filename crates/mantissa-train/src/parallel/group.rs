@@ -32,18 +32,21 @@ pub struct ParallelOptions {
     pub zero: u8,
     /// Format of exchanged gradients.
     pub gradients: MessageFormat,
+    /// Format of gathered weights, which are rounded to it wherever they are; `None` for weights as they are stored. Needs an f32
+    /// master copy.
+    pub gather: Option<MessageFormat>,
 }
 
 impl Default for ParallelOptions {
     fn default() -> Self {
-        ParallelOptions { leaves: 1, zero: 0, gradients: MessageFormat::default() }
+        ParallelOptions { leaves: 1, zero: 0, gradients: MessageFormat::default(), gather: None }
     }
 }
 
 impl ParallelOptions {
     /// True if a step is that of a single worker with gradients as they are.
     pub fn is_plain(&self) -> bool {
-        self.leaves <= 1 && self.gradients.is_plain()
+        self.leaves <= 1 && self.gradients.is_plain() && self.gather.is_none()
     }
 
     /// Bytes of sums that wait and of the errors of gradients in few bits on one of `ranks` ranks, for `len` gradients of
@@ -239,7 +242,7 @@ impl Group {
         let computed = self.compute(model, own, (step, scale, loss_scale), pass);
         to_all(&mut *self.link, &[u8::from(computed.is_ok())])?;
         let mut losses = computed?;
-        self.sum(model)?;
+        self.sum(model, counts)?;
         let mut places = self.places_with_gradient(model);
         for rank in 1..self.link.size() {
             let message = self.link.receive(rank)?;
@@ -268,13 +271,13 @@ impl Group {
         model: &mut TrainModel,
         work: &StepWork,
     ) -> Result<bool, TrainError> {
-        let StepWork { step, scale, loss_scale, batches, .. } = work;
+        let StepWork { step, scale, loss_scale, counts, batches, .. } = work;
         let losses =
             self.compute(model, batches, (*step, *scale, *loss_scale), TrainModel::forward_backward)?;
         if self.link.receive(0)? != [1] {
             return Ok(false);
         }
-        self.sum(model)?;
+        self.sum(model, *counts)?;
         let places = self.places_with_gradient(model);
         let (seen, routed, traffic) = (model.histories.seen(), model.routed.clone(), self.link.traffic());
         let statistics = Statistics { losses, places, seen, routed, traffic };
@@ -373,14 +376,14 @@ impl Group {
         self.errors.iter_mut().for_each(|errors| errors.fill(0.0));
     }
 
-    /// Sums the gradients of all leaves: this rank's part of them, or without ZeRO all of them.
-    fn sum(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
+    /// Sums the gradients of all leaves: this rank's part of them, or without ZeRO, and where `all` are looked at, all of them.
+    fn sum(&mut self, model: &mut TrainModel, all: bool) -> Result<(), TrainError> {
         let (link, table) = (&mut *self.link, model.params.table());
         match self.options.gradients.is_plain() {
             true => reduce(link, table, &self.shards, &mut model.grads)?,
             false => self.sum_coded(model)?,
         }
-        if !self.shards_state() {
+        if all || !self.shards_state() {
             gather(&mut *self.link, model.params.table(), &self.shards, &mut model.grads)?;
         }
         Ok(())
@@ -447,15 +450,68 @@ impl Group {
         counts: Option<&[WeightCounts]>,
     ) -> Result<f64, TrainError> {
         if !self.shards_state() {
-            return optimizer.counted_step(model, lr, loss_scale.into(), counts);
+            let norm = optimizer.counted_step(model, lr, loss_scale.into(), counts)?;
+            let all = 0..model.params.table().len();
+            self.round_weights(model, optimizer, &all);
+            return Ok(norm);
         }
         let norm = grad_norm(&mut *self.link, &self.shards, &model.grads)? / f64::from(loss_scale);
         let norm = optimizer.step_with_norm(model, lr, loss_scale.into(), (norm, counts))?;
-        self.gather_weights(model)?;
+        let shard = self.shards[self.link.rank()].clone();
+        match self.round_weights(model, optimizer, &shard) {
+            Some(message) => self.gather_rounded(model, &message)?,
+            None => self.gather_weights(model)?,
+        }
         if let Some(counts) = counts {
             self.gather_counts(counts)?;
         }
         Ok(norm)
+    }
+
+    /// Rounds the matrices of a shard to the format of gathered weights, from their master copy; returns the shard's message.
+    /// `None` for weights as they are.
+    fn round_weights(
+        &self,
+        model: &mut TrainModel,
+        optimizer: &Optimizer,
+        shard: &Range<usize>,
+    ) -> Option<Vec<u8>> {
+        let format = self.options.gather.as_ref()?;
+        let mut message = Vec::new();
+        let pieces: Vec<_> = pieces(model.params.table().iter(), shard).collect();
+        for (piece, is_matrix) in pieces {
+            match optimizer.master(&piece).filter(|_| is_matrix) {
+                Some(master) => {
+                    let mut values = master.to_vec();
+                    format.write(&mut values, &mut message);
+                    model.params.set(piece.start, &values);
+                }
+                None => message.extend(model.params.piece_bytes(piece)),
+            }
+        }
+        Some(message)
+    }
+
+    /// Gathers weights in few bits; `message` is that of the own shard.
+    fn gather_rounded(&mut self, model: &mut TrainModel, message: &[u8]) -> Result<(), TrainError> {
+        let Some(format) = self.options.gather.clone() else { return Ok(()) };
+        to_all(&mut *self.link, message)?;
+        let own = self.link.rank();
+        for (rank, shard) in self.shards.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            let message = self.link.receive(rank)?;
+            let mut rest = &message[..];
+            let pieces: Vec<_> = pieces(model.params.table().iter(), shard).collect();
+            for (piece, is_matrix) in pieces {
+                let mut values = vec![0.0; if is_matrix { piece.len() } else { 0 }];
+                let read = match is_matrix {
+                    true => format.read(&mut rest, &mut values),
+                    false => model.params.set_piece(piece.clone(), &mut rest),
+                };
+                read.ok_or_else(|| length(rank, &message))?;
+                model.params.set(piece.start, &values);
+            }
+        }
+        Ok(())
     }
 
     /// Gathers the weights that the ranks updated.
@@ -474,7 +530,8 @@ impl Group {
                 let message = self.link.receive(rank)?;
                 let mut rest = &message[..];
                 for piece in bucket {
-                    model.params.set_piece(piece.clone(), &mut rest).ok_or_else(|| length(rank, &message))?;
+                    let set = model.params.set_piece(piece.clone(), &mut rest);
+                    set.ok_or_else(|| length(rank, &message))?;
                 }
             }
         }

@@ -49,7 +49,12 @@ struct Run {
 }
 
 fn parallel(zero: u8, gradients: &str) -> ParallelOptions {
-    ParallelOptions { leaves: LEAVES, zero, gradients: MessageFormat::parse(gradients).unwrap() }
+    ParallelOptions {
+        leaves: LEAVES,
+        zero,
+        gradients: MessageFormat::parse(gradients).unwrap(),
+        gather: None,
+    }
 }
 
 impl Run {
@@ -178,6 +183,47 @@ fn gradients_in_few_bits_keep_the_bits_too() {
                 assert!(found == alone, "{policy} {gradients}: {ranks} ranks, ZeRO {zero}");
             }
         }
+    }
+}
+
+/// Weights in few bits are the same on the rank that updates them and on those that receive them, and keep their updates in the
+/// master copy.
+#[test]
+fn gathered_weights_in_few_bits_keep_the_bits_too() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let plain = run(&Run::new("bf16", "", 0, "f32"), &tokens, 1, 3);
+    for format in ["fp8-e4m3-g256", "int8-g256"] {
+        let of = |zero| {
+            let mut run = Run::new("bf16", "", zero, "f32");
+            run.parallel.gather = MessageFormat::parse(format);
+            run
+        };
+        let alone = run(&of(0), &tokens, 1, 3);
+        assert!(alone.1 != plain.1, "{format}");
+        for (ranks, zero) in [(2, 0), (4, 1)] {
+            assert!(run(&of(zero), &tokens, ranks, 3) == alone, "{format}: {ranks} ranks, ZeRO {zero}");
+        }
+    }
+}
+
+/// Telemetry of weights is that of the whole, wherever the parts of gradients and updates are.
+#[test]
+fn telemetry_of_weights_is_that_of_the_whole() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let health = |ranks: usize, zero: u8| {
+        let (mut trainer, others) = Run::new("bf16", "", zero, "f32").start(&tokens, ranks);
+        let (report, health) = trainer.measured_step().unwrap();
+        let size = trainer.weighed_step().unwrap().1;
+        let signals = trainer.signals().cloned();
+        end(trainer, others);
+        (report, health.weights, size, signals.map(|signals| (signals.dead, signals.lost_updates)))
+    };
+    let alone = health(1, 0);
+    assert!(alone.1.iter().any(|weight| weight.grad_norm.is_some_and(|norm| norm > 0.0)));
+    for (ranks, zero) in [(2, 0), (4, 1)] {
+        assert_eq!(health(ranks, zero), alone, "{ranks} ranks, ZeRO {zero}");
     }
 }
 

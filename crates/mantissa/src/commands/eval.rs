@@ -36,9 +36,6 @@ impl Execute for Args {
             let needs = job.preview(context)?;
             return LoadPreview::new(self.models(), job.engine, needs, context)?.report(context);
         }
-        if self.workers.are_asked_for() {
-            job.require_divisible()?;
-        }
         let report = match self.workers.engage(&job, Path::new("eval"), context)? {
             None => job.run(context)?,
             Some(crew) => {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_jobs::{Job, choose, finished};
+use mantissa_ranks::Team;
 use mantissa_store::{Kind, Paths};
 
 pub use self::args::Args;
@@ -41,8 +42,16 @@ impl Execute for Args {
             return context.report(&complete, |out| complete.human(out));
         }
         choose::note_calibration(&self.calibration.value(), &job.calibration, context);
-        let found = job.prepare(context).and_then(|prepared| prepared.run(&GivenLine, context));
+        if self.workers.are_asked_for() {
+            job.require_divisible()?;
+        }
+        let crew = self.workers.engage(&job, &job.out, context)?;
+        let team = crew.as_ref().map_or_else(Team::alone, |crew| crew.team.clone());
+        let found = job.prepare(context).and_then(|prepared| prepared.run_with(&team, &GivenLine, context));
         let report = tell_failure(found, context)?;
+        if let Some(crew) = crew {
+            crew.finish(context);
+        }
         let done = Done::new(self, &job, &report);
         if let Some(file) = &self.html {
             page::page(self.model.named(), &done).write(&context.output(file)?)?;

@@ -209,9 +209,41 @@ fn an_evaluation_is_divided() {
     assert_eq!(named, alone);
     assert_eq!(figures(&["--job", "job"]), alone);
     assert_eq!(fs::read_dir(place.at("job/units")).unwrap().count(), 4);
-    let model = place.at("int4");
-    let arguments = ["eval", text(&model), "--task", "cloze", "--workers", "2"];
-    assert!(fail(2, &arguments).contains("--workers: expected a text"));
+}
+
+#[test]
+fn items_of_tasks_are_divided() {
+    let place = Place::tiny();
+    let report = |more: &[&str]| {
+        let arguments = ["eval", "demo", "--task", "cloze", "--reference", "demo", "--json"];
+        let output = command().args(arguments).args(more).current_dir(place.0.path()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let mut report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        report.as_object_mut().unwrap().remove("seconds");
+        report
+    };
+    let alone = report(&["--per-item", "alone.jsonl"]);
+    assert_eq!(report(&["--workers", "3", "--per-item", "three.jsonl"]), alone);
+    assert!(fs::read(place.at("alone.jsonl")).unwrap() == fs::read(place.at("three.jsonl")).unwrap());
+}
+
+#[test]
+fn candidates_of_a_fit_are_divided() {
+    let place = Place::tiny();
+    let tokens = format!("--tokens {}:w", place.at("windows.json").display());
+    let methods = "--method rtn,gptq WINDOWS --schemes int4-g32,int8-g32 --budget 6bpw";
+    let line = format!("fit MODEL {methods} {tokens}");
+    succeed(&place.words(&line, "alone"));
+    for workers in [1, 3] {
+        let out = format!("w{workers}");
+        let done = mantissa(&divided(place.words(&line, &out), workers));
+        assert!(done.status.success() && !stderr(&done).contains("ended early"), "{}", stderr(&done));
+        assert!(bytes(&place.at("alone")) == bytes(&place.at(&out)), "{workers} workers");
+        assert!(!place.at(&format!("{out}.job")).exists());
+    }
+    let limited =
+        [place.words(&line, "limited"), ["--time-limit", "1", "--workers", "2"].map(str::to_owned).to_vec()];
+    assert!(fail(2, &limited.concat()).contains("--time-limit: expected none with --workers or --job"));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::commands::outcome::MeasureArgs;
 use crate::commands::parse::{container, page_path};
 use crate::commands::tables::TableArgs;
 use crate::commands::text::bound;
+use crate::commands::workers::WorkersArgs;
 
 /// Choose each layer's scheme and method by KL, under a budget
 ///
@@ -109,6 +110,8 @@ pub struct Args {
     pub(super) html: Option<PathBuf>,
     #[command(flatten)]
     pub(super) measure: MeasureArgs,
+    #[command(flatten)]
+    pub(super) workers: WorkersArgs,
 }
 
 impl Args {

@@ -9,6 +9,7 @@ use mantissa_plan::hardware::Host;
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::recommend::MAX_KL;
+use mantissa_plan::training::parse_link;
 
 use super::subject::Subject;
 
@@ -32,6 +33,7 @@ use super::subject::Subject;
   mantissa plan --params DeepSeek-V3 --hardware h200 --devices 8 --parallel data
   mantissa plan --params 8B --hardware h100 --for vllm --bits 8
   mantissa plan --params 8B --hardware h100 --train
+  mantissa plan --params 8B --hardware h100 --train --devices 64 --zero 1 --link 100Gb
   mantissa plan --params 70B --hardware h100 --train qlora")]
 pub struct Args {
     #[command(flatten)]
@@ -53,7 +55,7 @@ pub struct Args {
     /// Devices that share the model
     ///
     /// With --train, devices that share the state.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    #[arg(long, alias = "nodes", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub(super) devices: u64,
     /// How they share it, such as pipeline
     ///
@@ -153,6 +155,11 @@ pub struct TrainArgs {
     /// Stage of ZeRO, 0 to 3
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3), help_heading = "Training")]
     pub(super) zero: u32,
+    /// Speed of the link of each device, such as 100Gb
+    ///
+    /// Bits (100Gb, 400Gbit/s) or bytes (12.5GB/s) a second: what --devices exchange in a step, by stage of ZeRO and format.
+    #[arg(long, value_name = "SPEED", value_parser = parse_link, requires = "train", help_heading = "Training")]
+    pub(super) link: Option<f64>,
     /// Rank of adapters
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=4096), help_heading = "Training")]
     pub(super) rank: u64,

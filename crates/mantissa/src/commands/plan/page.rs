@@ -114,5 +114,9 @@ pub fn training(asked: &Asked<'_>, run: &Run, answer: &TrainAnswer) -> Page {
     page.push(Html::list(&answer.changes));
     page.push(Html::heading("Recipes"));
     page.push(table("training recipes", &training_text::table(answer)));
+    if let Some(found) = training_text::exchanges(answer) {
+        page.push(Html::heading("Exchange of a step"));
+        page.push(table("exchanges of a step", &found));
+    }
     page
 }

@@ -24,6 +24,10 @@ pub fn run(asked: &Asked<'_>, what: What, context: &Context) -> Result<()> {
         recompute: if args.training.store_scores { Recompute::Nothing } else { Recompute::Scores },
     };
     let answer = train(asked.shape, asked.device, &run, args.training.rank, what.adapter(), asked.memory());
+    let answer = match args.training.link {
+        Some(link) => answer.with_link(asked.shape, &run, args.training.rank, link),
+        None => answer,
+    };
     if let Some(file) = &args.html {
         page::training(asked, &run, &answer).write(&context.output(file)?)?;
     }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use mantissa_plan::recommend::TrainAnswer;
-use mantissa_plan::training::{Run, Zero};
+use mantissa_plan::training::{Exchange, Run, Zero};
 
 use super::args::What;
 use super::asked::Asked;
@@ -47,6 +47,23 @@ pub fn table(answer: &TrainAnswer) -> Table {
     table
 }
 
+/// Returns the table of what devices exchange in a step; `None` without a link.
+pub fn exchanges(answer: &TrainAnswer) -> Option<Table> {
+    let right = Align::Right;
+    let columns = [
+        ("exchange of a step", Align::Left),
+        ("sent", right),
+        ("seconds", right),
+        ("mantissa train", Align::Left),
+    ];
+    let mut table = Table::new(columns);
+    for Exchange { way, trained, sent, seconds } in &answer.exchanges {
+        let has = if *trained { "yes" } else { "no" };
+        table.row([(*way).to_owned(), bytes(*sent as u64), format!("{seconds:.3}"), has.to_owned()]);
+    }
+    (!answer.exchanges.is_empty()).then_some(table)
+}
+
 /// Describes the run.
 pub fn run_words(run: &Run) -> String {
     let zero = match run.zero {
@@ -75,6 +92,10 @@ pub(super) fn print(
     writeln!(out)?;
     table(answer).write(out)?;
     writeln!(out)?;
+    if let Some(table) = exchanges(answer) {
+        table.write(out)?;
+        writeln!(out)?;
+    }
     labelled(out, "choose", &headline(answer))?;
     answer.reasons.iter().try_for_each(|reason| labelled(out, "because", reason))?;
     answer.changes.iter().try_for_each(|change| labelled(out, "changes", change))?;
