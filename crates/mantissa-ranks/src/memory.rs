@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn messages_keep_their_order_and_their_sender() {
         let mut ends = MemoryLink::ranks(3);
-        let mut third = ends.remove(2);
-        let [first, second] = &mut ends[..] else { panic!("two ends") };
+        let (mut third, mut second) = (ends.remove(2), ends.remove(1));
+        let first = &mut ends[0];
         second.send(0, vec![2]).unwrap();
         third.send(0, vec![3]).unwrap();
         second.send(0, vec![4, 4]).unwrap();

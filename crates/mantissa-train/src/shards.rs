@@ -86,7 +86,7 @@ mod tests {
                     assert!(shards.windows(2).all(|pair| pair[0].end == pair[1].start));
                     let longest = table.iter().map(|param| param.range.len()).max().unwrap();
                     let slack = if cuts { 2 * PIECE } else { longest };
-                    let most = shards.iter().map(|shard| shard.len()).max().unwrap();
+                    let most = shards.iter().map(Range::len).max().unwrap();
                     assert!(most <= table.len() / ranks + slack + 1, "{width} {ranks} {most}");
                     for end in shards[..ranks - 1].iter().map(|shard| shard.end) {
                         let Some(param) = table.iter().find(|p| p.range.contains(&end)) else { continue };

@@ -189,8 +189,8 @@ impl Started {
     pub(crate) fn first_error(self) -> Option<JobError> {
         let is_cause =
             |error: &JobError| !matches!(error, JobError::Train(TrainError::Rank(RankError::Lost { .. })));
-        let ended = self.threads.into_iter().filter_map(|thread| thread.join().ok()?.err());
-        ended.filter(is_cause).next()
+        let mut ended = self.threads.into_iter().filter_map(|thread| thread.join().ok()?.err());
+        ended.find(is_cause)
     }
 }
 

@@ -417,7 +417,7 @@ impl Group {
                     format.read(&mut rest, to).ok_or_else(|| length(rank, &message))?;
                 }
                 tree.push(values, |left, right| {
-                    left.iter_mut().zip(right).for_each(|(left, right)| *left += right)
+                    left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
                 });
             }
         }

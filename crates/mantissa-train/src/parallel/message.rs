@@ -186,8 +186,8 @@ impl MessageFormat {
                 let (codes, scales) = bytes.split_at_checked(len)?;
                 match unit {
                     1 => {
-                        found.codes =
-                            Codes::U8(packing.unpack(codes, rows, ROW, is_signed(&scheme.format))?)
+                        let signed = is_signed(&scheme.format);
+                        found.codes = Codes::U8(packing.unpack(codes, rows, ROW, signed)?);
                     }
                     _ => push(codes, unit, |code| found.codes.push(code)),
                 }

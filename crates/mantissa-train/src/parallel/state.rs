@@ -151,5 +151,5 @@ fn fill(link: &mut dyn Link, array: &mut ArrayMut<'_>) -> Result<(), TrainError>
     let message = link.receive(0)?;
     let mut rest = &message[..];
     let filled = array.read_le_bytes(&mut rest).filter(|_| rest.is_empty());
-    filled.ok_or_else(|| TrainError::from(RankError::from(length(0, &message))))?
+    filled.ok_or_else(|| TrainError::from(length(0, &message)))?
 }

@@ -16,7 +16,7 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end generated -->";
 
 /// Tables of a run's settings in the order of the page; adapters have a part of their own.
-const TRAIN_TABLES: [&str; 11] = [
+const TRAIN_TABLES: [&str; 12] = [
     "",
     "model",
     "data",
@@ -28,6 +28,7 @@ const TRAIN_TABLES: [&str; 11] = [
     "schedule",
     "checkpoint",
     "telemetry",
+    "parallel",
 ];
 
 /// Pages are written one at a time.

@@ -150,7 +150,7 @@ fn settings(preset: &Preset, data: &[String], minutes: Option<f64>) -> String {
 }
 
 /// Tables that are printed; the others are optional and not for a model that is trained from nothing.
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
     "",
     "model",
     "data",
@@ -161,6 +161,7 @@ const TABLES: [&str; 10] = [
     "schedule",
     "checkpoint",
     "telemetry",
+    "parallel",
 ];
 
 /// Returns the keys whose values are not the defaults, with their values as TOML.
