@@ -124,6 +124,16 @@ pub enum RankError {
         /// Message of the loader.
         said: String,
     },
+    /// The library of MPI is not that of the launcher.
+    #[error(
+        "MPI: expected {expected} processes, as the launcher says, got {got}; fix: put the library of the launcher's own MPI first in LD_LIBRARY_PATH, or start with the mpiexec beside the library"
+    )]
+    Processes {
+        /// Processes that the launcher started.
+        expected: usize,
+        /// Processes that the library connects.
+        got: usize,
+    },
     /// A call of MPI failed.
     #[error(
         "MPI: expected {call} to succeed, got error code {code}; fix: see the launcher's messages; the same command resumes the run"
@@ -159,6 +169,7 @@ impl RankError {
             | RankError::Lost { .. }
             | RankError::Memory { .. }
             | RankError::Library { .. }
+            | RankError::Processes { .. }
             | RankError::Transport { .. } => ErrorClass::Environment,
             RankError::Input { .. }
             | RankError::Message { .. }

@@ -11,8 +11,6 @@ pub struct Rank {
     pub count: Option<usize>,
     /// Launcher, for messages.
     pub launcher: &'static str,
-    /// True if MPI connects the processes.
-    pub has_mpi: bool,
 }
 
 /// Variables of a launcher.
@@ -22,8 +20,20 @@ struct Launcher {
     /// Index of the first process; 0 without.
     first: Option<&'static str>,
     count: Option<&'static str>,
-    /// True if MPI connects the processes.
-    has_mpi: bool,
+    starts: Starts,
+}
+
+/// How the processes of a launcher work.
+#[derive(Clone, Copy)]
+enum Starts {
+    /// In step, connected by MPI.
+    Connected,
+    /// In step, without MPI.
+    Unconnected,
+    /// Each by itself.
+    Apart,
+    /// In step where this variable has their number, connected by MPI where the other is set.
+    Steps { tasks: &'static str, connected: &'static str },
 }
 
 /// Launchers, the innermost first: a launcher of MPI runs inside an allocation of Slurm, an array inside Slurm has no step.
@@ -36,30 +46,42 @@ const LAUNCHERS: [Launcher; 6] = [
         index: "OMPI_COMM_WORLD_RANK",
         first: None,
         count: Some("OMPI_COMM_WORLD_SIZE"),
-        has_mpi: true,
+        starts: Starts::Connected,
     },
-    Launcher { name: "MPI", index: "PMI_RANK", first: None, count: Some("PMI_SIZE"), has_mpi: true },
+    Launcher {
+        name: "MPI",
+        index: "PMI_RANK",
+        first: None,
+        count: Some("PMI_SIZE"),
+        starts: Starts::Connected,
+    },
     Launcher {
         name: "Slurm array",
         index: "SLURM_ARRAY_TASK_ID",
         first: Some("SLURM_ARRAY_TASK_MIN"),
         count: Some("SLURM_ARRAY_TASK_COUNT"),
-        has_mpi: false,
+        starts: Starts::Apart,
     },
     Launcher {
         name: "Slurm",
         index: "SLURM_PROCID",
         first: None,
         count: Some("SLURM_NTASKS"),
-        has_mpi: true,
+        starts: Starts::Steps { tasks: "SLURM_STEP_NUM_TASKS", connected: "PMIX_RANK" },
     },
-    Launcher { name: "torchrun", index: "RANK", first: None, count: Some("WORLD_SIZE"), has_mpi: false },
+    Launcher {
+        name: "torchrun",
+        index: "RANK",
+        first: None,
+        count: Some("WORLD_SIZE"),
+        starts: Starts::Unconnected,
+    },
     Launcher {
         name: "Kubernetes",
         index: "JOB_COMPLETION_INDEX",
         first: None,
         count: Some("WORLD_SIZE"),
-        has_mpi: false,
+        starts: Starts::Unconnected,
     },
 ];
 
@@ -72,23 +94,31 @@ impl Rank {
         Self::from_variables(&|name| std::env::var(name).ok())
     }
 
-    /// Reads the rank of a process that works in step with others, of which there are several; `None` for a process alone.
+    /// Reads the rank of a process that a launcher started to work in step with others; `None` for a process alone, which one
+    /// of a Slurm array is, and the script of `sbatch` itself.
     ///
     /// # Errors
-    /// As [`from_environment`](Self::from_environment); a launcher whose processes MPI does not connect.
+    /// As [`from_environment`](Self::from_environment); several processes that MPI does not connect.
     pub fn in_step() -> Result<Option<Self>> {
-        let Some(rank) = Self::from_environment()?.filter(|rank| rank.count.is_some_and(|count| count > 1))
-        else {
+        Self::in_step_by(&|name| std::env::var(name).ok())
+    }
+
+    fn in_step_by(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        let several = |rank: &Self| rank.count.is_some_and(|count| count > 1);
+        let Some(rank) = Self::from_variables(get)?.filter(several) else { return Ok(None) };
+        let Some(launcher) = LAUNCHERS.iter().find(|launcher| launcher.name == rank.launcher) else {
             return Ok(None);
         };
-        let launchers = LAUNCHERS.iter().find(|launcher| launcher.name == rank.launcher);
-        match (rank.has_mpi, launchers) {
-            (false, Some(launcher)) => Err(RankError::Launcher {
+        match launcher.starts {
+            Starts::Connected => Ok(Some(rank)),
+            Starts::Apart => Ok(None),
+            Starts::Steps { tasks, .. } if get(tasks).is_none_or(|tasks| tasks.trim() == "1") => Ok(None),
+            Starts::Steps { connected, .. } if get(connected).is_some() => Ok(Some(rank)),
+            Starts::Steps { .. } | Starts::Unconnected => Err(RankError::Launcher {
                 name: launcher.index,
-                expected: "a launcher whose processes MPI connects (mpiexec, srun --mpi=pmi2)",
-                got: rank.launcher.to_owned(),
+                expected: "several processes that MPI connects (mpiexec, srun --mpi=pmi2), or one",
+                got: format!("{} of {}", rank.index, rank.launcher),
             }),
-            _ => Ok(Some(rank)),
         }
     }
 
@@ -121,8 +151,7 @@ impl Rank {
             expected: "an index below the number of processes",
             got: found.to_string(),
         };
-        let index = index.ok_or_else(wrong)?;
-        Ok(Some(Rank { index, count, launcher: launcher.name, has_mpi: launcher.has_mpi }))
+        Ok(Some(Rank { index: index.ok_or_else(wrong)?, count, launcher: launcher.name }))
     }
 
     /// Returns the first of `units` that this rank works on, so that ranks begin apart.
@@ -173,6 +202,29 @@ mod tests {
     }
 
     #[test]
+    fn processes_work_in_step_where_mpi_connects_several() {
+        let in_step = |variables: &[(&str, &str)]| {
+            let get = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            Rank::in_step_by(&get).map(|rank| rank.map(|rank| (rank.index, rank.count)))
+        };
+        assert_eq!(in_step(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap(), Some((1, Some(2))));
+        assert_eq!(in_step(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).unwrap(), None);
+        // The script of sbatch, a step without MPI, and one with it.
+        let script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")];
+        assert_eq!(in_step(&script).unwrap(), None);
+        let step = [script[0], script[1], ("SLURM_STEP_NUM_TASKS", "4")];
+        let said = in_step(&step).unwrap_err().to_string();
+        assert!(said.contains("SLURM_PROCID: expected several processes that MPI connects"), "{said}");
+        let connected = [step[0], step[1], step[2], ("PMIX_RANK", "0")];
+        assert_eq!(in_step(&connected).unwrap(), Some((0, Some(4))));
+        // Tasks of an array are runs of their own; processes of torchrun would write the same one.
+        assert_eq!(in_step(&[("SLURM_ARRAY_TASK_ID", "1"), ("SLURM_ARRAY_TASK_COUNT", "4")]).unwrap(), None);
+        assert!(in_step(&[("RANK", "0"), ("WORLD_SIZE", "2")]).is_err());
+    }
+
+    #[test]
     fn a_variable_that_is_no_rank_is_refused() {
         let said = rank(&[("RANK", "x"), ("WORLD_SIZE", "2")]).unwrap_err();
         assert!(
@@ -187,9 +239,9 @@ mod tests {
 
     #[test]
     fn ranks_begin_apart() {
-        let first = |index, count| Rank { index, count, launcher: "", has_mpi: false }.first_of(10);
+        let first = |index, count| Rank { index, count, launcher: "" }.first_of(10);
         assert_eq!([0, 1, 2, 3].map(|index| first(index, Some(4))), [0, 2, 5, 7]);
         assert_eq!(first(3, None), 7);
-        assert_eq!(Rank { index: 0, count: Some(0), launcher: "", has_mpi: false }.first_of(0), 0);
+        assert_eq!(Rank { index: 0, count: Some(0), launcher: "" }.first_of(0), 0);
     }
 }

@@ -7,12 +7,15 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libloading::Library;
 
 use crate::error::{RankError, Result};
+use crate::launch::Rank;
 use crate::link::{Link, Traffic};
 
 /// Names under which the library of the ABI is installed.
@@ -28,7 +31,7 @@ const COMM_WORLD: usize = 0x101;
 const BYTE: usize = 0x247;
 const ERRORS_RETURN: usize = 0x143;
 const REQUEST_NULL: usize = 0x180;
-const THREAD_FUNNELED: c_int = 1024;
+const THREAD_SERIALIZED: c_int = 2048;
 /// Messages of all kinds have one tag: a rank knows what comes next.
 const TAG: c_int = 7;
 /// Longest part of a message: the count of the ABI's calls is a C int.
@@ -47,6 +50,13 @@ struct Status {
     error: c_int,
     internal: [c_int; 5],
 }
+
+/// True once this process has asked to join the others.
+static JOINED: AtomicBool = AtomicBool::new(false);
+/// True once it has left them.
+static LEFT: AtomicBool = AtomicBool::new(false);
+/// Ends all processes; set once the library is initialized.
+static ABORT: OnceLock<unsafe extern "C" fn(Comm, c_int) -> c_int> = OnceLock::new();
 
 /// Functions of the library.
 struct Calls {
@@ -73,8 +83,8 @@ pub struct MpiLink {
     traffic: Traffic,
 }
 
-// SAFETY: requests are handles of the library, which is initialized for calls from one thread at a time (the link is not
-// `Sync`); no call is made from two threads at once, and bytes are owned.
+// SAFETY: requests are handles of the library, which `join` requires to take calls from any thread, one at a time
+// (`MPI_THREAD_SERIALIZED`): the link is not `Sync`, and there is one in a process. Bytes are owned.
 unsafe impl Send for MpiLink {}
 
 impl fmt::Debug for MpiLink {
@@ -84,11 +94,16 @@ impl fmt::Debug for MpiLink {
 }
 
 impl MpiLink {
-    /// Joins the processes that the launcher started. Must be called once in a process.
+    /// Joins the processes that the launcher started, among which `rank` is this one.
     ///
     /// # Errors
-    /// [`RankError::Library`] if there is no library with the ABI, [`RankError::Transport`] if it refuses.
-    pub fn join() -> Result<Self> {
+    /// [`RankError::Library`] if there is no library with the ABI, [`RankError::Transport`] if it refuses, or was joined before;
+    /// [`RankError::Processes`] if it is not that of the launcher.
+    pub fn join(rank: Rank) -> Result<Self> {
+        let again = RankError::Transport { call: "MPI_Init_thread", code: -1 };
+        if JOINED.swap(true, Ordering::SeqCst) {
+            return Err(again);
+        }
         let library = open()?;
         let library = ManuallyDrop::new(library);
         // SAFETY: the signatures are those of the standard's appendix A, and the library is never unloaded.
@@ -112,15 +127,34 @@ impl MpiLink {
             let (mut provided, mut rank, mut size) = (0, 0, 0);
             check(
                 "MPI_Init_thread",
-                init(std::ptr::null_mut(), std::ptr::null_mut(), THREAD_FUNNELED, &mut provided),
+                init(std::ptr::null_mut(), std::ptr::null_mut(), THREAD_SERIALIZED, &mut provided),
             )?;
+            if provided < THREAD_SERIALIZED {
+                return Err(RankError::Transport { call: "MPI_Init_thread", code: provided });
+            }
+            let abort: unsafe extern "C" fn(Comm, c_int) -> c_int = symbol(&library, "MPI_Abort")?;
+            // Set once: a process joins once.
+            let _ = ABORT.set(abort);
             check("MPI_Comm_set_errhandler", handler(world(), handle(ERRORS_RETURN)))?;
             check("MPI_Comm_rank", comm_rank(world(), &mut rank))?;
             check("MPI_Comm_size", comm_size(world(), &mut size))?;
             let (rank, size) = (rank.cast_unsigned() as usize, size.cast_unsigned() as usize);
             MpiLink { calls, rank, size, sending: Vec::new(), traffic: Traffic::default() }
         };
-        Ok(link)
+        let count = rank.count.unwrap_or(1);
+        match (link.rank, link.size) == (rank.index, count) {
+            true => Ok(link),
+            // Each would take itself for the only one, and all write the same run.
+            false => Err(RankError::Processes { expected: count, got: link.size }),
+        }
+    }
+
+    /// Ends all processes with exit code `code` if this one has joined them and not left: they would wait for it.
+    pub fn abort_unless_left(code: i32) {
+        if let Some(abort) = ABORT.get().filter(|_| !LEFT.load(Ordering::SeqCst)) {
+            // SAFETY: the library is initialized, and the link, which makes all other calls, is gone.
+            unsafe { abort(world(), code) };
+        }
     }
 
     /// Lets messages that are under way go on, and frees those that have arrived.
@@ -238,6 +272,7 @@ impl Link for MpiLink {
             self.progress()?;
             thread::sleep(PAUSE);
         }
+        LEFT.store(true, Ordering::SeqCst);
         // SAFETY: initialized by `join`, and the link, which makes all other calls, ends here.
         check("MPI_Finalize", unsafe { (self.calls.finalize)() })
     }

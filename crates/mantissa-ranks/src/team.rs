@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn team(path: &Path, index: usize, audit: f64) -> Team {
-        let rank = Some(Rank { index, count: Some(4), launcher: "test", has_mpi: false });
+        let rank = Some(Rank { index, count: Some(4), launcher: "test" });
         Team::join(folder(path), Part { rank, audit, only: None })
     }
 

@@ -41,7 +41,7 @@ fn main() {
     let recipe = settings.recipe();
     let state = recipe.bytes(params.table(), &policy);
     let mut optimizer = Optimizer::new(&params, &policy, &recipe).expect("memory");
-    optimizer.open_pages(&std::env::temp_dir()).expect("a file of moments");
+    optimizer.open_pages(&std::env::temp_dir(), 0).expect("a file of moments");
     let mut model = TrainModel::new(config, params, options).expect("a model that can be trained");
     model.set_profile(Profile::new(cpu));
 

@@ -286,6 +286,11 @@ impl Parameters {
         self.store.arrays_mut(param.range.clone())
     }
 
+    /// True if parameters are stored as a whole: rows of INT8 matrices have scales.
+    pub(crate) fn are_whole(&self) -> bool {
+        matches!(self.store, Weights::Int8(_))
+    }
+
     /// Returns the bytes of the piece of a parameter as it is stored: values, or codes and the scales of its rows.
     pub(crate) fn piece_bytes(&self, piece: Range<usize>) -> Vec<u8> {
         let (values, scales) = self.store.arrays(piece);

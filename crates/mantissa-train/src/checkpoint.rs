@@ -108,7 +108,7 @@ impl Trainer {
                     }
                     continue;
                 };
-                let bytes = group.receive(rank)?;
+                let bytes = group.ask(rank)?;
                 writer.write_range(&name, at, &bytes)?;
                 at += bytes.len() as u64;
             }
@@ -125,7 +125,7 @@ impl Trainer {
                 write(writer, &error_name(leaf), Array::F32(&group.errors_mut().0[leaf]))?;
                 continue;
             }
-            let bytes = group.receive(leaf / own.max(1))?;
+            let bytes = group.ask(leaf / own.max(1))?;
             writer.write_range(&error_name(leaf), 0, &bytes)?;
         }
         Ok(())
@@ -177,7 +177,7 @@ impl Trainer {
     fn read_state(&mut self, file: &SafeTensors, numbers: &Numbers) -> Result<(), TrainError> {
         let state = self.state_arrays();
         let (ranks, shards) = self.group.as_ref().map_or((1, false), Group::sharing);
-        let scale = self.loss_scale_of(numbers);
+        let scale = numbers.error_scale;
         if let Some(group) = self.group.as_mut().filter(|_| ranks > 1) {
             group.tell_all(&Command::Load)?;
             group.share_weights(&mut self.model)?;
@@ -217,11 +217,6 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns the scale of the loss of a checkpoint's next step.
-    fn loss_scale_of(&self, numbers: &Numbers) -> f32 {
-        numbers.scaler.filter(|_| self.scaler.is_some()).map_or(1.0, |(scale, ..)| scale)
-    }
-
     fn numbers(&self, about: &str) -> Value {
         let Progress { steps, skipped, skipped_in_a_row, tokens, cursor } = self.progress;
         let mut numbers = json!({
@@ -240,6 +235,9 @@ impl Trainer {
                 json!({ "scale_bits": scale.to_bits(), "growth_tracker": growth, "hysteresis_tracker": hysteresis })
             }),
         });
+        if let Some(scale) = self.group.as_ref().and_then(Group::error_scale) {
+            numbers["gradient_error_scale_bits"] = scale.to_bits().into();
+        }
         if let Some(teacher) = &self.teacher {
             numbers["teacher"] = teacher.digest().into();
         }
@@ -252,6 +250,8 @@ struct Numbers {
     progress: Progress,
     optimizer_steps: u64,
     scaler: Option<(f32, u32, i64)>,
+    /// Scale of the loss that the errors of gradients in few bits belong to.
+    error_scale: f32,
     /// Hashes of the frozen base and of the teacher.
     base: Option<String>,
     teacher: Option<String>,
@@ -294,7 +294,10 @@ impl Numbers {
             cursor: Cursor { epoch: number(&value, "epoch")?, taken: number(&value, "taken")? },
         };
         let [base, teacher] = ["base", "teacher"].map(|key| value[key].as_str().map(str::to_owned));
-        Ok(Numbers { progress, optimizer_steps: number(&value, "optimizer_steps")?, scaler, base, teacher })
+        let optimizer_steps = number(&value, "optimizer_steps")?;
+        let scale = value["gradient_error_scale_bits"].as_u64().and_then(|bits| u32::try_from(bits).ok());
+        let error_scale = scale.map_or(1.0, f32::from_bits);
+        Ok(Numbers { progress, optimizer_steps, scaler, error_scale, base, teacher })
     }
 }
 

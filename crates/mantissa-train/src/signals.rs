@@ -8,7 +8,7 @@
 //! - frozen parameters, which have no gradient;
 //! - anything in a step whose loss is 0, as of a student that still is its teacher: nothing is to be learned.
 
-use mantissa_model::Role;
+use mantissa_model::{LinearKind, Role};
 
 use crate::health::{LostOperand, WeightCounts};
 use crate::lora::{A, B};
@@ -80,6 +80,12 @@ impl TrainModel {
             }
         }
         lost
+    }
+
+    /// Notes an operand that lost its signal on another rank.
+    pub(crate) fn note_lost(&self, place: &[u64; 4]) {
+        let of_layers = self.layers.iter().flat_map(|layer| layer.linears().map(|(kind, _)| kind));
+        self.lost.note_place(*place, of_layers.chain(LinearKind::PLAIN));
     }
 
     /// Lists the operands that lost their signal so far in the step.

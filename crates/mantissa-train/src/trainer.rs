@@ -156,7 +156,7 @@ impl Trainer {
     /// # Errors
     /// [`TrainError::Store`] if the file cannot be created, or the disk is too small.
     pub fn open_pages(&self, dir: &Path) -> Result<(), TrainError> {
-        self.optimizer.open_pages(dir)
+        self.optimizer.open_pages(dir, 0)
     }
 
     /// Makes the loss of every step the KL divergence from the predictions of `teacher`. Must precede
@@ -205,6 +205,11 @@ impl Trainer {
         let all = group.traffic_of_all();
         group.leave()?;
         Ok(all)
+    }
+
+    /// Ends the links to the other ranks after an error, at whatever place of an exchange they are.
+    pub fn abandon_group(&mut self) {
+        self.group = None;
     }
 
     /// Returns this rank among those of the run, if there are several or steps have several leaves.

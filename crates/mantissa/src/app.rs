@@ -64,6 +64,8 @@ pub fn main_with(arguments: Vec<OsString>) -> Exit {
     }
     let exit = guarded(|| run(arguments));
     embedded::remove();
+    // Ends the other processes of a launcher, which would wait for this one.
+    mantissa_ranks::MpiLink::abort_unless_left(exit as i32);
     exit
 }
 

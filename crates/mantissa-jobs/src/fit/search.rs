@@ -218,6 +218,19 @@ impl Search<'_> {
             format!("candidate {method}-{} of family {}", plan.weights, candidate.0)
         };
         let names: Vec<String> = all.iter().map(name).collect();
+        // What earlier runs measured is a result.
+        for (candidate, name) in all.iter().zip(&names).filter(|(_, name)| !self.team.has(name)) {
+            let (uniform, units) = parts(*candidate);
+            let key = key(&uniform.plan, units, self.source, self.windows)?;
+            let complete = |line: &&Measured| {
+                line.key == key && line.costs.len() == units.len() && (line.whole.is_some() || !self.several)
+            };
+            if let Some(line) = known.iter().find(complete) {
+                let (method, scheme) = (uniform.method.clone(), uniform.plan.weights.to_string());
+                let line = Measured { key: String::new(), method, scheme, ..line.clone() };
+                self.team.replace(name, serde_json::to_vec(&line)?)?;
+            }
+        }
         let mut baseline = None;
         let mut compute = |unit: usize| {
             let (uniform, units) = parts(all[unit]);

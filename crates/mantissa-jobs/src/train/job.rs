@@ -360,9 +360,13 @@ impl Job for Train {
         let (loss, results, traffic) = match outcome {
             Ok(found) => found,
             Err(error) => {
-                // In order, so that the other ranks end well; the first error matters more.
-                let _ = train_loop.trainer.end_group();
-                let error = others.first_error().unwrap_or(error);
+                match &error {
+                    // The other ranks end in order; the stop matters more than a failure of that.
+                    JobError::Stopped(_) => drop(train_loop.trainer.end_group()),
+                    // They may be at any place of an exchange.
+                    _ => train_loop.trainer.abandon_group(),
+                }
+                let error = others.cause(error);
                 about.outcome = line(&error.to_string());
                 if let JobError::Stopped(stopped) = &error {
                     about.stopped_at = Some(stopped.steps);
@@ -372,8 +376,7 @@ impl Job for Train {
                 return Err(error);
             }
         };
-        // All have ended.
-        others.first_error();
+        others.wait();
         (about.merged_kl, about.quantized_kl) = (results.merged_kl, results.quantized_kl);
         DONE.clone_into(&mut about.outcome);
         // A stop tells to resume the run if and only if it is not done.

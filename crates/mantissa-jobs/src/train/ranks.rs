@@ -55,6 +55,11 @@ impl Ranks {
         Ranks { count, link: Arc::default(), joined: false }
     }
 
+    /// Makes ranks for a preview: `count` processes, of which this is one.
+    pub fn planned(count: usize) -> Self {
+        Ranks { count, link: Arc::default(), joined: true }
+    }
+
     /// Makes this process rank 0 of those at the other ends of `link`.
     pub fn processes(link: Box<dyn Link>) -> Self {
         Ranks { count: link.size(), link: Arc::new(Mutex::new(Some(link))), joined: true }
@@ -169,6 +174,11 @@ pub(crate) struct Started {
 }
 
 impl Started {
+    /// Waits for the threads after the end of the run.
+    pub(crate) fn wait(self) {
+        self.first_error();
+    }
+
     /// Makes rank 0; `None` for a single rank whose steps are those of a single worker.
     ///
     /// # Errors
@@ -185,19 +195,30 @@ impl Started {
         }
     }
 
-    /// Waits for the threads; returns the error of one that ended before the others.
-    pub(crate) fn first_error(self) -> Option<JobError> {
+    /// Waits for the threads, whose links have ended. Returns the error of one that ended by itself if rank 0 met no more than
+    /// its end, and `error` otherwise.
+    pub(crate) fn cause(self, error: JobError) -> JobError {
+        let found = self.first_error();
+        match &error {
+            JobError::Train(TrainError::Rank(RankError::Lost { .. })) => found.unwrap_or(error),
+            _ => error,
+        }
+    }
+
+    /// Waits for the threads; returns the error of one that ended by itself.
+    fn first_error(self) -> Option<JobError> {
         let is_cause =
             |error: &JobError| !matches!(error, JobError::Train(TrainError::Rank(RankError::Lost { .. })));
-        let mut ended = self.threads.into_iter().filter_map(|thread| thread.join().ok()?.err());
-        ended.find(is_cause)
+        let ended: Vec<_> = self.threads.into_iter().filter_map(|thread| thread.join().ok()?.err()).collect();
+        ended.into_iter().find(is_cause)
     }
 }
 
 /// Does the part of another rank than 0 in a run whose folder is `dir`.
 fn take_part(replica: &Replica, settings: &RunConfig, dir: &Path, link: Box<dyn Link>) -> Result<()> {
-    let (model, optimizer) = replica.model(settings, (link.rank(), link.size()))?;
-    optimizer.open_pages(dir)?;
+    let rank = link.rank();
+    let (model, optimizer) = replica.model(settings, (rank, link.size()))?;
+    optimizer.open_pages(dir, rank)?;
     let group = Group::new(link, &replica.parallel, &model, &optimizer)?;
     follow(model, optimizer, group)?;
     Ok(())

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use mantissa_store::{Output, regular, write_file_atomic};
 use mantissa_train::config::RunConfig;
-use mantissa_train::{HeldOut, Stop, Trainer};
+use mantissa_train::data::Data;
+use mantissa_train::{HeldOut, Optimizer, Stop, TrainModel, Trainer};
 
 use super::checkpoints::Checkpoints;
 use super::ranks::{Ranks, Started};
@@ -56,8 +57,36 @@ impl ReadyRun {
         setup.vocabulary.keep(folder.dir())?;
         let (data, held_out) = source.write(settings, setup.replica.config.vocab_size)?;
         // Before other ranks begin, which use the folder.
-        optimizer.open_pages(folder.dir())?;
+        optimizer.open_pages(folder.dir(), 0)?;
         let mut others = ranks.start(&setup.replica, (settings, &setup.config_json), folder.dir())?;
+        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
+        let resolved = settings.resolved();
+        let made =
+            Self::trainer(setup, (settings, &resolved), (model, optimizer, data), &mut others, &checkpoints);
+        let (mut trainer, damaged) = match made {
+            Ok(made) => made,
+            // The trainer is gone, and with it its links.
+            Err(error) => return Err(others.cause(error)),
+        };
+        damaged.iter().for_each(|warning| host.warn(warning));
+        let config = checkpoints.folder.dir().join(CONFIG);
+        let before = regular::read(&config, MAX_FILE, "the settings of a run");
+        if !before.is_ok_and(|text| text == resolved.as_bytes()) {
+            write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
+        }
+        trainer.set_stop(Stop::new(host.stop_question()));
+        Ok(ReadyRun { trainer, others, held_out, resolved, checkpoints, data: report })
+    }
+
+    /// Makes the trainer with the other ranks, at the last checkpoint if the run is resumed; returns also a warning for each
+    /// damaged one.
+    fn trainer(
+        setup: &Setup,
+        (settings, resolved): (&RunConfig, &str),
+        (model, optimizer, data): (TrainModel, Optimizer, Box<dyn Data>),
+        others: &mut Started,
+        checkpoints: &Checkpoints,
+    ) -> Result<(Trainer, Vec<String>)> {
         let group = others.group(&setup.replica, &model, &optimizer)?;
         let mut trainer = Setup::trainer((model, optimizer), settings, data)?;
         if let Some(group) = group {
@@ -66,18 +95,10 @@ impl ReadyRun {
         if let Some(teacher) = setup.teacher()? {
             trainer.set_teacher(teacher)?;
         }
-        let resolved = settings.resolved();
-        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
-        if checkpoints.folder.how().resumes() {
-            let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
-            damaged.iter().for_each(|warning| host.warn(warning));
-        }
-        let config = checkpoints.folder.dir().join(CONFIG);
-        let before = regular::read(&config, MAX_FILE, "the settings of a run");
-        if !before.is_ok_and(|text| text == resolved.as_bytes()) {
-            write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
-        }
-        trainer.set_stop(Stop::new(host.stop_question()));
-        Ok(ReadyRun { trainer, others, held_out, resolved, checkpoints, data: report })
+        let damaged = match checkpoints.folder.how().resumes() {
+            true => checkpoints.load_last(&mut trainer, resolved)?,
+            false => Vec::new(),
+        };
+        Ok((trainer, damaged))
     }
 }

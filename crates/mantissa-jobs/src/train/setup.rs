@@ -119,7 +119,9 @@ impl Setup {
         };
         let decays = settings.optimizer.decay_groups().select(&table).map_err(fault)?;
         settings.optimizer.rate_scales().select(&table).map_err(fault)?;
-        let paged = settings.optimizer.recipe().paged_bytes(&table);
+        // With ZeRO each rank has a part of the file, without it all.
+        let files = if settings.parallel.zero == 0 { ranks.in_process().max(1) as u64 } else { 1 };
+        let paged = files * settings.optimizer.recipe().paged_bytes(&table);
         let decays = table.iter().cloned().zip(decays).collect();
         let text_memory = host.memory_left();
         Ok(Setup {
@@ -259,13 +261,15 @@ fn memory(
         false => recipe.bytes(table, &options.policy),
     };
     memory.push(("optimizer state", state));
-    let leaves = parallel.bytes(table.len(), options.policy.gradients, ranks.count());
+    let largest = table.iter().map(|param| param.range.len()).max().unwrap_or(0);
+    let leaves = parallel.bytes((table.len(), largest), options.policy.gradients, ranks.count());
     if leaves > 0 {
         memory.push(("leaves and messages", leaves));
     }
     let others = ranks.in_process().saturating_sub(1) as u64;
     if others > 0 {
-        memory.push(("other ranks", others * (model + state + leaves + PACKING * options.threads as u64)));
+        let buffers = PACKING * options.threads as u64 + recipe.page_buffers(options.threads);
+        memory.push(("other ranks", others * (model + state + leaves + buffers)));
     }
     let pages = recipe.page_buffers(options.threads);
     let copied = BUFFERS.min(2 * (state + options.policy.weights.bytes() * table.len() as u64));

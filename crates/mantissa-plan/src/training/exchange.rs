@@ -18,7 +18,7 @@ use serde::Serialize;
 pub struct Exchange {
     /// Way of sharing, and formats.
     pub way: &'static str,
-    /// True if `mantissa train` has it.
+    /// True if `mantissa train` has it for as many devices.
     pub trained: bool,
     /// Bytes that each device sends in a step.
     pub sent: f64,
@@ -34,6 +34,9 @@ const fn grouped(bits: f64, group: f64) -> f64 {
 /// Inner steps between two outer ones of DiLoCo.
 const INNER: f64 = 20.0;
 
+/// Most ranks of a run of `mantissa train`.
+const MOST_RANKS: u64 = 8;
+
 /// Returns the exchanges of a step that trains `parameters` parameters, with gradients and weights of these bytes, on `devices`
 /// devices whose links carry `link` bytes/s each.
 pub fn exchanges(
@@ -46,7 +49,8 @@ pub fn exchanges(
     let (int8, fp8, int4) = (grouped(8.0, 256.0), grouped(8.0, 256.0), grouped(4.0, 64.0));
     let ways = [
         ("ZeRO 0, gradients as stored", true, 2.0 * gradients),
-        ("ZeRO 1 or 2, gradients and weights as stored", true, gradients + weights),
+        ("ZeRO 1, gradients and weights as stored", true, gradients + weights),
+        ("ZeRO 2, gradients and weights as stored", false, gradients + weights),
         ("ZeRO 1, gradients in int8-g256", true, int8 + weights),
         ("ZeRO 1, gradients in int4-g64+hadamard", true, int4 + weights),
         ("ZeRO 1, gradients in int8-g256, weights in fp8-e4m3-g256", true, int8 + fp8),
@@ -56,7 +60,7 @@ pub fn exchanges(
     ];
     let of = |(way, trained, bytes): (&'static str, bool, f64)| {
         let sent = share * bytes;
-        Exchange { way, trained, sent, seconds: sent / link }
+        Exchange { way, trained: trained && devices <= MOST_RANKS, sent, seconds: sent / link }
     };
     ways.map(of).into()
 }
@@ -94,7 +98,9 @@ mod tests {
         // ZeRO, section 7: 2 ψ elements for stages 0 to 2, 3 ψ for stage 3, for many devices.
         let found = exchanges(1e9, (2.0, 2.0), 1 << 16, 12.5e9);
         let sent = |way: &str| found.iter().find(|e| e.way.starts_with(way)).unwrap().sent / 2e9;
-        for (way, elements) in [("ZeRO 0", 2.0), ("ZeRO 1 or 2", 2.0), ("ZeRO 3, gradients and", 3.0)] {
+        for (way, elements) in
+            [("ZeRO 0", 2.0), ("ZeRO 1, gradients and", 2.0), ("ZeRO 3, gradients and", 3.0)]
+        {
             assert!((sent(way) - elements).abs() < 1e-3, "{way}");
         }
         assert!(found.iter().all(|e| (e.seconds - e.sent / 12.5e9).abs() < 1e-12));

@@ -216,7 +216,7 @@ options! {
         zero: u64 = 0, AtLeast(0);
         /// format of exchanged gradients, of which each leaf makes up for what it lost: f32, sign, or a scheme such as int8-g256
         gradients: String = "f32".to_owned(), Text;
-        /// format of the matrices that steps compute with, rounded from the master copy, as which they are gathered
+        /// format of gathered matrices, rounded from the master copy; steps compute with the rounded values
         gather: Option<String>, Unset(Text), Note::example("\"fp8-e4m3-g256\"");
     }
 }

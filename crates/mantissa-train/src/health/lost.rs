@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use mantissa_model::ModelConfig;
+use mantissa_model::{LinearKind, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use super::{OperandKind, OperandPlace, Operator, lock, operator};
@@ -50,6 +50,28 @@ impl LostSignals {
     /// Notes that the quantized operand at `place` is 0 throughout, though what it was made from is not.
     pub(crate) fn note(&self, place: OperandPlace) {
         lock(&self.0).entry(place).or_default();
+    }
+
+    /// Returns the places as numbers: layer, linear layer, matmul, side.
+    pub(crate) fn places(&self) -> Vec<[u64; 4]> {
+        let number = |(layer, kind, gemm, side): &OperandPlace| {
+            [*layer as u64, kind.index() as u64, *gemm as u64, *side as u64]
+        };
+        lock(&self.0).keys().map(number).collect()
+    }
+
+    /// Notes the operand at a place that another rank returned; `kinds` are those of the model's linear layers.
+    pub(crate) fn note_place(
+        &self,
+        [layer, kind, gemm, side]: [u64; 4],
+        kinds: impl IntoIterator<Item = LinearKind>,
+    ) {
+        let kind = kinds.into_iter().find(|known| known.index() as u64 == kind);
+        let gemm = [Gemm::Fprop, Gemm::Dgrad, Gemm::Wgrad].into_iter().find(|known| *known as u64 == gemm);
+        let side = [Side::Left, Side::Right].into_iter().find(|known| *known as u64 == side);
+        if let (Some(kind), Some(gemm), Some(side)) = (kind, gemm, side) {
+            self.note((usize::try_from(layer).unwrap_or(usize::MAX), kind, gemm, side));
+        }
     }
 
     /// Notes a measured loss.

@@ -241,14 +241,14 @@ impl Optimizer {
         &self.rates
     }
 
-    /// Creates the file of a paged state in the folder `dir`, and removes its name; does nothing for other states.
+    /// Creates the file of a paged state of rank `rank` in the folder `dir`, and removes its name; does nothing for other states.
     ///
     /// # Errors
     /// [`TrainError::Store`] if the file cannot be created, or the disk is too small.
-    pub fn open_pages(&self, dir: &Path) -> Result<(), TrainError> {
+    pub fn open_pages(&self, dir: &Path, rank: usize) -> Result<(), TrainError> {
         let Some(pages) = &self.pages else { return Ok(()) };
-        let name = self.shard.as_ref().map_or_else(String::new, |shard| format!(".{}", shard.start));
-        pages.open(&dir.join(format!("optimizer{name}.pages")))
+        let of_rank = if rank == 0 { String::new() } else { format!(".{rank}") };
+        pages.open(&dir.join(format!("optimizer{of_rank}.pages")))
     }
 
     /// Updates `model`'s parameters from its gradients with learning rate `lr`; returns the gradient norm
@@ -275,7 +275,7 @@ impl Optimizer {
     }
 
     /// Steps like [`counted_step`](Self::counted_step) with the norm of the gradients of all ranks: updates the
-    /// [kept](Self::keep) part of the parameters from its gradients.
+    /// [kept](Self::for_rank) part of the parameters from its gradients.
     pub(crate) fn step_with_norm(
         &mut self,
         model: &mut TrainModel,

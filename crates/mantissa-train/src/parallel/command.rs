@@ -40,6 +40,7 @@ const SAVE: u8 = 2;
 const END: u8 = 3;
 
 impl Command {
+    /// Returns the message.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::default();
         match self {
@@ -64,6 +65,8 @@ impl Command {
         out.0
     }
 
+    /// Reads a message.
+    ///
     /// # Errors
     /// [`RankError::Message`].
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, RankError> {

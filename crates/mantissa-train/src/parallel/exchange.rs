@@ -11,20 +11,21 @@ use crate::param_table::{ParamTable, within};
 use crate::store::Store;
 
 /// Bytes of a bucket at least, unless its shard has less.
-const BUCKET: usize = 4 << 20;
+pub(super) const BUCKET: usize = 4 << 20;
 
 /// Neighbouring pieces of parameters, each with its place in the arena.
 pub(super) type Bucket = Vec<Range<usize>>;
 
-/// Divides the parameters of a shard into buckets; `bytes` are those of a value.
-pub(super) fn buckets(table: &ParamTable, shard: &Range<usize>, bytes: usize) -> Vec<Bucket> {
+/// Divides the parameters of a shard into buckets; `bytes` are those of a value. With `whole`, no parameter is cut.
+pub(super) fn buckets(table: &ParamTable, shard: &Range<usize>, bytes: usize, whole: bool) -> Vec<Bucket> {
     let mut all = Vec::new();
     let (mut bucket, mut held) = (Bucket::new(), 0);
     for param in table.iter() {
         let Range { mut start, end } = within(&param.range, shard);
         while start < end {
             // A large parameter fills several.
-            let piece = start..end.min(start + BUCKET / bytes.max(1));
+            let most = if whole { end - start } else { BUCKET / bytes.max(1) };
+            let piece = start..end.min(start + most);
             held += piece.len() * bytes;
             start = piece.end;
             bucket.push(piece);
@@ -72,7 +73,7 @@ pub(super) fn reduce(
 ) -> Result<(), TrainError> {
     let (own, precision) = (link.rank(), grads.store().precision());
     let bytes = precision.bytes() as usize;
-    let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, bytes)).collect();
+    let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, bytes, false)).collect();
     let most = all.iter().map(Vec::len).max().unwrap_or(0);
     for i in 0..most {
         for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
@@ -112,7 +113,8 @@ pub(super) fn gather(
     grads: &mut Gradients,
 ) -> Result<(), TrainError> {
     let (own, precision) = (link.rank(), grads.store().precision());
-    let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, precision.bytes() as usize)).collect();
+    let all: Vec<_> =
+        shards.iter().map(|shard| buckets(table, shard, precision.bytes() as usize, false)).collect();
     let most = all.iter().map(Vec::len).max().unwrap_or(0);
     for i in 0..most {
         if let Some(bucket) = all[own].get(i) {

@@ -11,6 +11,7 @@ use super::exchange::{buckets, gather, length, reduce, to_all};
 use super::grad_norm::grad_norm;
 use super::inventory::Inventory;
 use super::message::MessageFormat;
+use super::options::ParallelOptions;
 use super::statistics::{Losses, Statistics};
 use super::tree::{Tree, most_waiting};
 use crate::data::Sample;
@@ -21,50 +22,7 @@ use crate::loss::Loss;
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
 use crate::param_table::{ParamInfo, within};
-use crate::store::{Precision, Store};
-
-/// Settings of a run over ranks.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParallelOptions {
-    /// Logical workers of a step, a power of two. The bits of a run depend on it, and not on the number of ranks.
-    pub leaves: usize,
-    /// Stage of ZeRO: 0 keeps everything on every rank, 1 shards the optimizer state and master weights.
-    pub zero: u8,
-    /// Format of exchanged gradients.
-    pub gradients: MessageFormat,
-    /// Format of gathered weights, which are rounded to it wherever they are; `None` for weights as they are stored. Needs an f32
-    /// master copy.
-    pub gather: Option<MessageFormat>,
-}
-
-impl Default for ParallelOptions {
-    fn default() -> Self {
-        ParallelOptions { leaves: 1, zero: 0, gradients: MessageFormat::default(), gather: None }
-    }
-}
-
-impl ParallelOptions {
-    /// True if a step is that of a single worker with gradients as they are.
-    pub fn is_plain(&self) -> bool {
-        self.leaves <= 1 && self.gradients.is_plain() && self.gather.is_none()
-    }
-
-    /// Bytes of sums that wait and of the errors of gradients in few bits on one of `ranks` ranks, for `len` gradients of
-    /// `precision`.
-    pub fn bytes(&self, len: usize, precision: Precision, ranks: usize) -> u64 {
-        let (own, len) = ((self.leaves / ranks.max(1)).max(1), len as u64);
-        match self.gradients.is_plain() {
-            true => most_waiting(own) as u64 * precision.bytes() * len,
-            // Errors and messages of the own leaves, and f32 sums of the part that is the rank's.
-            false => {
-                let messages = own as u64 * self.gradients.bytes(len as usize);
-                own as u64 * 4 * len
-                    + messages
-                    + (most_waiting(self.leaves) as u64 + 1) * 4 * len / ranks.max(1) as u64
-            }
-        }
-    }
-}
+use crate::store::Store;
 
 /// Numbers of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +45,7 @@ pub struct Group {
     pub(super) link: Box<dyn Link>,
     options: ParallelOptions,
     pub(super) shards: Vec<Range<usize>>,
-    /// Sum of what the own leaves sent in few bits and should have sent, by leaf; empty for gradients as they are.
+    /// Sum of what the own leaves sent in few bits and should have sent, by leaf; empty for unquantized gradients.
     pub(super) errors: Vec<Vec<f32>>,
     /// Scale of the loss that the errors belong to.
     pub(super) error_scale: f32,
@@ -127,7 +85,7 @@ impl Group {
         let own_shard = shards.get(link.rank()).filter(|_| options.zero > 0 && ranks > 1);
         assert!(optimizer.shard() == own_shard, "Group::new: the optimizer keeps {:?}", optimizer.shard());
         let memory =
-            || LoadError::Memory { what: "leaves", bytes: options.bytes(table.len(), precision, ranks) };
+            || LoadError::Memory { what: "leaves", bytes: options.bytes((table.len(), 0), precision, ranks) };
         let (mut errors, mut spare) = (Vec::new(), Vec::new());
         if options.gradients.is_plain() {
             for _ in 0..most_waiting(own) {
@@ -239,7 +197,10 @@ impl Group {
             self.link.send(rank, Command::Step(work).to_bytes())?;
         }
         let own = &batches[of(self.leaves_of(0))];
+        // What a leaf sent in few bits is in its errors already: such a step is not dropped.
+        let stop = model.stop.take_if(|_| !self.options.gradients.is_plain());
         let computed = self.compute(model, own, (step, scale, loss_scale), pass);
+        model.stop = model.stop.take().or(stop);
         to_all(&mut *self.link, &[u8::from(computed.is_ok())])?;
         let mut losses = computed?;
         self.sum(model, counts)?;
@@ -250,6 +211,7 @@ impl Group {
             losses.extend(found.losses);
             places.extend(found.places);
             self.others[rank - 1] = found.traffic;
+            found.lost.iter().for_each(|place| model.note_lost(place));
             model.histories.see(&found.seen);
             for (own, more) in model.routed.iter_mut().zip(found.routed) {
                 own.iter_mut().zip(more).for_each(|(own, more)| *own += more);
@@ -280,7 +242,7 @@ impl Group {
         self.sum(model, *counts)?;
         let places = self.places_with_gradient(model);
         let (seen, routed, traffic) = (model.histories.seen(), model.routed.clone(), self.link.traffic());
-        let statistics = Statistics { losses, places, seen, routed, traffic };
+        let statistics = Statistics { losses, places, seen, routed, traffic, lost: model.lost.places() };
         self.link.send(0, statistics.to_bytes())?;
         let message = self.link.receive(0)?;
         let seen = Reader(&message).indices().ok_or_else(|| length(0, &message))?;
@@ -469,7 +431,7 @@ impl Group {
     }
 
     /// Rounds the matrices of a shard to the format of gathered weights, from their master copy; returns the shard's message.
-    /// `None` for weights as they are.
+    /// `None` for weights as stored.
     fn round_weights(
         &self,
         model: &mut TrainModel,
@@ -510,6 +472,9 @@ impl Group {
                 read.ok_or_else(|| length(rank, &message))?;
                 model.params.set(piece.start, &values);
             }
+            if !rest.is_empty() {
+                return Err(length(rank, &message).into());
+            }
         }
         Ok(())
     }
@@ -517,7 +482,11 @@ impl Group {
     /// Gathers the weights that the ranks updated.
     fn gather_weights(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
         let own = self.link.rank();
-        let all: Vec<_> = self.shards.iter().map(|shard| buckets(model.params.table(), shard, 4)).collect();
+        let all: Vec<_> = self
+            .shards
+            .iter()
+            .map(|shard| buckets(model.params.table(), shard, 4, model.params.are_whole()))
+            .collect();
         let most = all.iter().map(Vec::len).max().unwrap_or(0);
         for i in 0..most {
             if let Some(bucket) = all[own].get(i) {
@@ -532,6 +501,9 @@ impl Group {
                 for piece in bucket {
                     let set = model.params.set_piece(piece.clone(), &mut rest);
                     set.ok_or_else(|| length(rank, &message))?;
+                }
+                if !rest.is_empty() {
+                    return Err(length(rank, &message).into());
                 }
             }
         }

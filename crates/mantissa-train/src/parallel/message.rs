@@ -1,6 +1,6 @@
 //! Formats of the gradients that ranks exchange, in blocks along rows of [`ROW`] values.
 //!
-//! - `f32`: as they are.
+//! - `f32`: unquantized.
 //! - A scheme such as `int8-g256`, `fp8-e4m3-g256`, `int4-g64`: quantized by the same code as weights (ZeRO++, Wang et al.
 //!   2023, arXiv 2306.10209, section 3.3: gradients in blocks).
 //! - `SCHEME+hadamard`: after a normalized Hadamard rotation of every row, which spreads outliers over its block
@@ -14,7 +14,7 @@ use std::fmt;
 
 use mantissa_kernels::kernels;
 use mantissa_num::pack::Packing;
-use mantissa_num::{Blocks, Codes, Format, Given, Quantized, Scheme, quantize};
+use mantissa_num::{Blocks, Code, Codes, Format, Given, Quantized, Rule, ScaleFloor, Scheme, quantize};
 
 /// Values of a row. Pieces of a parameter that are exchanged begin at multiples of it.
 pub(crate) const ROW: usize = 256;
@@ -66,14 +66,17 @@ impl MessageFormat {
                     Some(scheme) => (scheme, true),
                     None => (text, false),
                 };
-                let scheme = Box::new(scheme.parse::<Scheme>().ok().filter(is_local)?);
+                let mut scheme = Box::new(scheme.parse::<Scheme>().ok().filter(is_local)?);
+                if scheme.encoder.rule == Rule::Restricted {
+                    scheme.encoder.floor = ScaleFloor::Training;
+                }
                 Coding::Scheme { scheme, rotated }
             }
         };
         Some(MessageFormat { text: text.to_owned(), coding })
     }
 
-    /// True if values are sent as they are.
+    /// True if values are sent unquantized.
     pub fn is_plain(&self) -> bool {
         self.coding == Coding::Plain
     }
@@ -153,9 +156,16 @@ impl MessageFormat {
                 if *rotated {
                     kernels().hadamard(&mut padded, ROW, &[]);
                 }
+                let packing = Packing::rows(scheme.format.code_bits());
+                if let Some(group) = plain_integers(scheme) {
+                    let (codes, scales) = integers(&padded, group, scheme.format.code_bits());
+                    out.extend(packing.pack(&codes, ROW));
+                    out.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
+                    return true;
+                }
                 let Ok(found) = quantize(scheme, &padded, rows, ROW, Given::default()) else { return false };
                 out.extend(match &found.codes {
-                    Codes::U8(codes) => Packing::rows(scheme.format.code_bits()).pack(codes, ROW),
+                    Codes::U8(codes) => packing.pack(codes, ROW),
                     codes => codes.to_le_bytes(),
                 });
                 out.extend(found.scales.to_le_bytes());
@@ -179,22 +189,10 @@ impl MessageFormat {
                 Some(())
             }
             Coding::Scheme { scheme, rotated } => {
-                let mut found = Quantized::empty(scheme.format.clone(), rows, ROW);
-                let packing = Packing::rows(scheme.format.code_bits());
-                let unit = scheme.format.code_bits().div_ceil(8) as usize;
-                let len = if unit == 1 { packing.total_bytes(rows, ROW) } else { rows * ROW * unit };
-                let (codes, scales) = bytes.split_at_checked(len)?;
-                match unit {
-                    1 => {
-                        let signed = is_signed(&scheme.format);
-                        found.codes = Codes::U8(packing.unpack(codes, rows, ROW, signed)?);
-                    }
-                    _ => push(codes, unit, |code| found.codes.push(code)),
-                }
-                if let Some(tree) = scheme.format.scale() {
-                    push(scales, tree.code.bits().div_ceil(8) as usize, |code| found.scales.push(code));
-                }
-                let mut all = found.dequantize().ok()?;
+                let mut all = match plain_integers(scheme) {
+                    Some(group) => decoded_integers(bytes, rows, group, scheme.format.code_bits())?,
+                    None => decoded(scheme, bytes, rows)?,
+                };
                 if *rotated {
                     // The normalized rotation is its own inverse.
                     kernels().hadamard(&mut all, ROW, &[]);
@@ -204,6 +202,65 @@ impl MessageFormat {
             }
         }
     }
+}
+
+/// Returns the group of integers that the kernel encodes: symmetric, of at most 8 bits, with f32 scales of the default rule.
+fn plain_integers(scheme: &Scheme) -> Option<usize> {
+    let Format::Affine(affine) = &scheme.format else { return None };
+    let is_plain = matches!(affine.code, Code::Int(2..=8))
+        && scheme.encoder.rule == Rule::Full
+        && affine.scale.as_ref().is_some_and(|tree| tree.code == Code::F32);
+    match affine.blocks {
+        Blocks::Group(len) if is_plain => Some(len as usize),
+        Blocks::Row if is_plain => Some(ROW),
+        _ => None,
+    }
+}
+
+/// Encodes finite rows of [`ROW`] values as integers of `bits` bits in groups; returns codes in two's complement, and scales.
+fn integers(rows: &[f32], group: usize, bits: u32) -> (Vec<u8>, Vec<f32>) {
+    let high = ((1i32 << (bits - 1)) - 1) as i8;
+    let groups = ROW.div_ceil(group);
+    let (mut codes, mut scales) = (vec![0i8; rows.len()], vec![0.0; rows.len() / ROW * groups]);
+    let all = rows.chunks_exact(ROW).zip(codes.chunks_exact_mut(ROW)).zip(scales.chunks_exact_mut(groups));
+    for ((row, codes), scales) in all {
+        let range = ((1u32 << bits) - 1) as f32 / 2.0;
+        // Finite by the contract.
+        let _ = kernels().quant_int_sym(row, group, -high - 1, high, range, scales, codes);
+    }
+    let mask = ((1u16 << bits) - 1) as u8;
+    (codes.into_iter().map(|code| code.cast_unsigned() & mask).collect(), scales)
+}
+
+/// Decodes rows that [`integers`] encoded.
+fn decoded_integers(bytes: &[u8], rows: usize, group: usize, bits: u32) -> Option<Vec<f32>> {
+    let packing = Packing::rows(bits);
+    let (codes, scales) = bytes.split_at_checked(packing.total_bytes(rows, ROW))?;
+    let codes = packing.unpack(codes, rows, ROW, true)?;
+    let mut scales = scales.as_chunks::<4>().0.iter().map(|scale| f32::from_le_bytes(*scale));
+    let mut all = Vec::with_capacity(codes.len());
+    for group in codes.chunks_exact(ROW).flat_map(|row| row.chunks(group)) {
+        let scale = scales.next()?;
+        all.extend(group.iter().map(|code| f32::from(code.cast_signed()) * scale));
+    }
+    Some(all)
+}
+
+/// Decodes rows of any scheme.
+fn decoded(scheme: &Scheme, bytes: &[u8], rows: usize) -> Option<Vec<f32>> {
+    let mut found = Quantized::empty(scheme.format.clone(), rows, ROW);
+    let packing = Packing::rows(scheme.format.code_bits());
+    let unit = scheme.format.code_bits().div_ceil(8) as usize;
+    let len = if unit == 1 { packing.total_bytes(rows, ROW) } else { rows * ROW * unit };
+    let (codes, scales) = bytes.split_at_checked(len)?;
+    match unit {
+        1 => found.codes = Codes::U8(packing.unpack(codes, rows, ROW, is_signed(&scheme.format))?),
+        _ => push(codes, unit, |code| found.codes.push(code)),
+    }
+    if let Some(tree) = scheme.format.scale() {
+        push(scales, tree.code.bits().div_ceil(8) as usize, |code| found.scales.push(code));
+    }
+    found.dequantize().ok()
 }
 
 /// Passes little-endian codes of `unit` bytes to `take`.
@@ -217,18 +274,20 @@ fn push(bytes: &[u8], unit: usize, mut take: impl FnMut(u32)) {
 
 /// True if codes are numbers with a sign.
 fn is_signed(format: &Format) -> bool {
-    matches!(format, Format::Affine(affine) if matches!(affine.code, mantissa_num::Code::Int(_)))
+    matches!(format, Format::Affine(affine) if matches!(affine.code, Code::Int(_) | Code::Ternary))
 }
 
 /// True if a scheme encodes every row of [`ROW`] values by itself, with codes of at most 16 bits, scales of one level and no
 /// offsets.
 fn is_local(scheme: &Scheme) -> bool {
     let format = &scheme.format;
-    let own_rows = format.blocks().count(2, ROW) == 2 * format.blocks().count(1, ROW);
+    let own_rows = format.blocks().simplest(2, ROW).within_rows();
     let fits = !matches!(format.blocks(), Blocks::Group(len) if len as usize > ROW);
     let one_level = format.scale().is_some_and(|tree| tree.outer.is_none());
     let has_codes = (1..=16).contains(&format.code_bits());
-    own_rows && fits && one_level && has_codes && !format.has_zero() && !format.has_bias()
+    // A floor of the scale would make small gradients 0.
+    let floored = scheme.encoder.rule == Rule::AbsMean;
+    own_rows && fits && !floored && one_level && has_codes && !format.has_zero() && !format.has_bias()
 }
 
 #[cfg(test)]
@@ -240,7 +299,8 @@ mod tests {
         (0..n).map(|i| (i as f32 * 0.37).sin() * 10f32.powi(i as i32 % 7 - 6)).collect()
     }
 
-    const FORMATS: [&str; 9] = [
+    const FORMATS: [&str; 10] = [
+        "ternary-g128:amax",
         "f32",
         "sign",
         "int8-g256",
@@ -268,6 +328,44 @@ mod tests {
                 let mut short = &message[1..message.len() - 1];
                 assert!(format.read(&mut short, &mut received).is_none(), "{text} {n}");
             }
+        }
+    }
+
+    /// The kernel's codes are those of the specification, in every width, also where groups do not divide rows.
+    #[test]
+    fn integers_are_those_of_the_scheme() {
+        for text in ["int8-g256", "int8-channel", "int7-g100", "int4-g64", "int3-g32", "int2-g16"] {
+            let scheme: Scheme = text.parse().unwrap();
+            let group = plain_integers(&scheme).unwrap();
+            for factor in [1.0, 1e-9, 1e-30, 0.0] {
+                let values: Vec<f32> = wave(1024).into_iter().map(|value| value * factor).collect();
+                let (codes, scales) = integers(&values, group, scheme.format.code_bits());
+                let found = quantize(&scheme, &values, 4, ROW, Given::default()).unwrap();
+                let mask = ((1u16 << scheme.format.code_bits()) - 1) as u8;
+                let expected: Vec<u8> = found.codes.to_le_bytes().iter().map(|code| code & mask).collect();
+                assert!(codes == expected, "{text} {factor}");
+                let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                assert!(scales == found.scales.to_le_bytes(), "{text} {factor}");
+                let packed = Packing::rows(scheme.format.code_bits()).pack(&codes, ROW);
+                let back = decoded_integers(&[packed, scales].concat(), 4, group, scheme.format.code_bits());
+                assert!(back.unwrap() == found.dequantize().unwrap(), "{text} {factor}");
+            }
+        }
+    }
+
+    /// Gradients are small: a scheme keeps as much of them as of larger ones.
+    #[test]
+    fn small_values_lose_no_more_than_large_ones() {
+        for text in FORMATS.into_iter().chain(["int8-g256:restricted"]).filter(|text| !text.starts_with("mx"))
+        {
+            let error = |factor: f32| {
+                let start: Vec<f32> = wave(512).into_iter().map(|value| value * factor).collect();
+                let mut values = start.clone();
+                MessageFormat::parse(text).unwrap().write(&mut values, &mut Vec::new());
+                let squares: f64 = values.iter().zip(&start).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+                (squares / start.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()).sqrt()
+            };
+            assert!((error(1e-8) - error(1.0)).abs() < 1e-3, "{text}: {} {}", error(1e-8), error(1.0));
         }
     }
 
@@ -303,11 +401,13 @@ mod tests {
     fn schemes_whose_rows_depend_on_others_are_refused() {
         for text in [
             "int8-tensor",
+            "ternary-g128",
             "nvfp4",
             "int4-g64-asym",
             "q4_0",
             "int8-g512",
             "nf4-dq",
+            "nf4-g96",
             "int9",
             "",
             "f32+hadamard",

@@ -15,8 +15,7 @@
 //! gathers the weights (ZeRO 1)         gathers
 //! ```
 //!
-//! Bytes that a rank sends in a step, for N parameters of g bytes each in gradients and w in weights: with gradients as they
-//! are `(R - 1)/R · N g`, and again for the sums (ZeRO 0) or `(R - 1)/R · N w` (ZeRO 1); with gradients in b bits,
+//! Bytes that a rank sends in a step, for N parameters of g bytes each in gradients and w in weights: unquantized gradients `(R - 1)/R · N g`, and again for the sums (ZeRO 0) or `(R - 1)/R · N w` (ZeRO 1); with gradients in b bits,
 //! `leaves/R · (R - 1)/R · N b/8` instead of the first. With ZeRO 1 rank 0 also gets a piece of 65536 gradients for every end of a
 //! shard within one, for the norm.
 
@@ -27,13 +26,15 @@ mod grad_norm;
 mod group;
 mod inventory;
 mod message;
+mod options;
 mod state;
 mod statistics;
 mod tree;
 
 pub use follow::follow;
-pub use group::{Group, ParallelOptions};
+pub use group::Group;
 pub use message::MessageFormat;
+pub use options::ParallelOptions;
 
 pub(crate) use command::Command;
 pub(crate) use group::StepOrder;

@@ -32,12 +32,18 @@ impl Group {
         Ok(to_all(&mut *self.link, &command.to_bytes())?)
     }
 
-    /// Receives bytes of `rank`.
+    /// Asks `rank` for the next array of its state: one at a time, so that none waits in memory.
     ///
     /// # Errors
     /// [`RankError`].
-    pub(crate) fn receive(&mut self, rank: usize) -> Result<Vec<u8>, TrainError> {
+    pub(crate) fn ask(&mut self, rank: usize) -> Result<Vec<u8>, TrainError> {
+        self.link.send(rank, vec![NEXT])?;
         Ok(self.link.receive(rank)?)
+    }
+
+    /// Returns the scale of the loss that the errors of gradients in few bits belong to; `None` without such errors.
+    pub(crate) fn error_scale(&self) -> Option<f32> {
+        (!self.errors.is_empty()).then_some(self.error_scale)
     }
 
     /// Sends bytes to `rank`.
@@ -48,7 +54,7 @@ impl Group {
         Ok(self.link.send(rank, bytes)?)
     }
 
-    /// Number of leaves with errors of gradients in few bits, those of all ranks; 0 for gradients as they are.
+    /// Number of leaves with errors of gradients in few bits, those of all ranks; 0 for unquantized gradients.
     pub(crate) fn error_leaves(&self) -> usize {
         self.errors.len() * self.link.size()
     }
@@ -61,13 +67,15 @@ impl Group {
     /// Compares the weights of the other ranks with those of rank 0, by their digests.
     ///
     /// # Errors
-    /// [`RankError::Message`] on a rank whose weights differ; [`RankError`].
+    /// [`RankError::Weights`] on a rank whose weights differ; [`RankError`].
     pub(crate) fn compare_weights(&mut self, model: &TrainModel) -> Result<(), TrainError> {
         if self.link.size() == 1 {
             return Ok(());
         }
         let pieces = model.params.table().iter().map(|param| model.params.piece_bytes(param.range.clone()));
-        let own = FileDigest::of_pieces(pieces).hex();
+        // The frozen weights behind adapters too.
+        let base = model.params.base_digest().map(|digest| digest.as_bytes().to_vec());
+        let own = FileDigest::of_pieces(pieces.chain(base)).hex();
         if self.link.rank() == 0 {
             return Ok(to_all(&mut *self.link, own.as_bytes())?);
         }
@@ -81,7 +89,7 @@ impl Group {
         if expected == own.as_bytes() { Ok(()) } else { Err(differs().into()) }
     }
 
-    /// Sends the weights, the histories of amax and the number of updates of rank 0 to the others, at the begin of a run.
+    /// Sends the weights and the histories of amax of rank 0 to the others.
     ///
     /// # Errors
     /// [`RankError`].
@@ -117,11 +125,11 @@ impl Group {
     pub(super) fn send_state(&mut self, optimizer: &Optimizer) -> Result<(), TrainError> {
         if self.shards_state() {
             for (_, array) in optimizer.parts().into_iter().flatten() {
-                self.link.send(0, array.le_bytes()?)?;
+                give(&mut *self.link, &array)?;
             }
         }
         for errors in &self.errors {
-            self.link.send(0, Array::F32(errors).le_bytes()?)?;
+            give(&mut *self.link, &Array::F32(errors))?;
         }
         Ok(())
     }
@@ -144,6 +152,18 @@ impl Group {
         }
         Ok(())
     }
+}
+
+/// Request of rank 0 for the next array.
+const NEXT: u8 = 1;
+
+/// Sends an array to rank 0 once it asks for it.
+fn give(link: &mut dyn Link, array: &Array<'_>) -> Result<(), TrainError> {
+    let message = link.receive(0)?;
+    if message != [NEXT] {
+        return Err(length(0, &message).into());
+    }
+    Ok(link.send(0, array.le_bytes()?)?)
 }
 
 /// Fills an array with the next message of rank 0.

@@ -18,6 +18,8 @@ pub(super) struct Statistics {
     /// Tokens that chose each expert, by layer.
     pub(super) routed: Vec<Vec<u64>>,
     pub(super) traffic: Traffic,
+    /// Operands that lost their signal.
+    pub(super) lost: Vec<[u64; 4]>,
 }
 
 impl Statistics {
@@ -38,6 +40,8 @@ impl Statistics {
         }
         out.u64(self.traffic.sent);
         out.f64(self.traffic.waited.as_secs_f64());
+        out.len(self.lost.len());
+        self.lost.iter().flatten().for_each(|word| out.u64(*word));
         out.0
     }
 
@@ -50,6 +54,8 @@ impl Statistics {
             |from: &mut Reader<'_>| (0..from.len(8)?).map(|_| from.u64()).collect::<Option<Vec<_>>>();
         let routed = (0..from.len(8)?).map(|_| counts(&mut from)).collect::<Option<_>>()?;
         let (sent, waited) = (from.u64()?, Duration::try_from_secs_f64(from.f64()?).ok()?);
-        Some(Statistics { losses, places, seen, routed, traffic: Traffic { sent, waited } })
+        let place = |from: &mut Reader<'_>| Some([from.u64()?, from.u64()?, from.u64()?, from.u64()?]);
+        let lost = (0..from.len(32)?).map(|_| place(&mut from)).collect::<Option<_>>()?;
+        Some(Statistics { losses, places, seen, routed, traffic: Traffic { sent, waited }, lost })
     }
 }

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use mantissa_model::ModelConfig;
 use mantissa_ranks::{Link, MemoryLink, RankError, Traffic};
 use mantissa_train::data::{Batches, Cursor, TokenFile, TokenWriter};
+use mantissa_train::scaling::ScalingOptions;
 use mantissa_train::schedule::{Decay, Schedule};
 use mantissa_train::{
     Group, MessageFormat, Optimizer, Options, ParallelOptions, Parameters, Policy, TrainError, TrainModel,
@@ -19,8 +20,12 @@ const LEAVES: usize = 8;
 
 /// A model with matrices of several pieces, which shards cut.
 fn config() -> ModelConfig {
+    config_of(768)
+}
+
+fn config_of(inner: usize) -> ModelConfig {
     let config = serde_json::json!({
-        "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1,
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": inner, "num_hidden_layers": 1,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 600, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": true
     });
@@ -46,6 +51,7 @@ struct Run {
     optimizer: &'static str,
     parallel: ParallelOptions,
     seed: u64,
+    inner: usize,
 }
 
 fn parallel(zero: u8, gradients: &str) -> ParallelOptions {
@@ -59,21 +65,25 @@ fn parallel(zero: u8, gradients: &str) -> ParallelOptions {
 
 impl Run {
     fn new(policy: &'static str, optimizer: &'static str, zero: u8, gradients: &str) -> Self {
-        Run { policy, optimizer, parallel: parallel(zero, gradients), seed: 3 }
+        Run { policy, optimizer, parallel: parallel(zero, gradients), seed: 3, inner: 768 }
     }
 
     /// The model with weights of `seed`, and the optimizer of a rank.
     fn parts(&self, seed: u64, of: (usize, usize)) -> (TrainModel, Optimizer) {
-        let policy = Policy::by_name(self.policy, 21).unwrap();
+        let mut policy = Policy::by_name(self.policy.trim_end_matches("-growing"), 21).unwrap();
+        if self.policy.ends_with("-growing") {
+            policy.scaling =
+                policy.scaling.map(|scaling| ScalingOptions { initial: 256.0, interval: 2, ..scaling });
+        }
         let settings: mantissa_train::config::Optimizer =
             mantissa_options::from_toml(&format!("lr = 3e-3\nmax_norm = 1.0\n{}", self.optimizer)).unwrap();
-        let params = Parameters::random(&config(), 0.05, seed).unwrap();
+        let params = Parameters::random(&config_of(self.inner), 0.05, seed).unwrap();
         let optimizer = match self.parallel.zero > 0 && of.1 > 1 {
             true => Optimizer::for_rank(&params, &policy, &settings.recipe(), of).unwrap(),
             false => Optimizer::new(&params, &policy, &settings.recipe()).unwrap(),
         };
         let options = Options { max_tokens: 2 * LEN, max_len: LEN, threads: 1, policy };
-        (TrainModel::new(config(), params, options).unwrap(), optimizer)
+        (TrainModel::new(config_of(self.inner), params, options).unwrap(), optimizer)
     }
 
     /// Rank 0 of `ranks`, and the threads of the others.
@@ -168,6 +178,16 @@ fn bits_do_not_depend_on_ranks_or_shards() {
     }
 }
 
+/// A matrix that fills several messages.
+#[test]
+fn large_matrices_of_codes_and_scales_are_gathered_whole() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let of = |zero| Run { inner: 4352, ..Run::new("int8-sr", "", zero, "f32") };
+    let alone = run(&of(0), &tokens, 1, 2);
+    assert!(run(&of(1), &tokens, 2, 2) == alone);
+}
+
 #[test]
 fn gradients_in_few_bits_keep_the_bits_too() {
     let temp = TempDir::new().unwrap();
@@ -237,6 +257,8 @@ fn checkpoints_are_those_of_any_number_of_ranks() {
         ("bf16-remainder", "kind = \"muon\"", "f32"),
         ("fp8-delayed", "", "int8-g256"),
         ("fp16", "kind = \"lion\"", "sign"),
+        // The scale of the loss grows after every second step.
+        ("fp16-growing", "", "int8-g256"),
     ] {
         let of = |zero| Run::new(policy, optimizer, zero, gradients);
         let whole = run(&of(0), &tokens, 1, 5);

@@ -46,7 +46,8 @@ use mantissa_jobs::embedded;
   mantissa train run.toml --set precision.policy=bf16 --set optimizer.lr=3e-4
   mantissa train run.toml --resume
   mantissa train run.toml --dry-run
-  mantissa train run.toml --ranks 2 --set parallel.leaves=8 --set data.accumulate=8 --set data.batch=1
+  mantissa train run.toml --ranks 2 --set parallel.leaves=8 \\
+      --set data.accumulate=8 --set data.batch=1
   mantissa train --show-policy nvfp4
   mantissa train --autopsy runs/first --step 40")]
 pub struct Args {
@@ -215,14 +216,15 @@ impl Args {
             let expected = format!("the number of processes of {}, or nothing", rank.launcher);
             return Err(BadInput::new("--ranks", ranks.to_string(), expected).into());
         }
+        let processes = rank.count.unwrap_or(1);
         match (rank.index, self.dry_run) {
-            (0, true) => execute(&self.job(config, Ranks::default())?, true, context),
+            (0, true) => execute(&self.job(config, Ranks::planned(processes))?, true, context),
             (_, true) => Ok(()),
             (0, false) => {
-                execute(&self.job(config, Ranks::processes(Box::new(MpiLink::join()?)))?, false, context)
+                execute(&self.job(config, Ranks::processes(Box::new(MpiLink::join(rank)?)))?, false, context)
             }
             (_, false) => {
-                Ok(self.job(config, Ranks::default())?.take_part(Box::new(MpiLink::join()?), context)?)
+                Ok(self.job(config, Ranks::default())?.take_part(Box::new(MpiLink::join(rank)?), context)?)
             }
         }
     }

@@ -157,7 +157,7 @@ fn numbers_of_ranks_that_do_not_fit_are_refused_with_settings_that_do() {
         stderr(&output)
     };
     let said = launched(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
-    assert!(said.contains("expected a launcher whose processes MPI connects (mpiexec, "), "{said}");
+    assert!(said.contains("expected several processes that MPI connects (mpiexec, "), "{said}");
 }
 
 /// Folder of a library with the ABI of MPI 5, and the launcher beside it; `None` if none is installed.

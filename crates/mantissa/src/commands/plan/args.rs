@@ -33,7 +33,7 @@ use super::subject::Subject;
   mantissa plan --params DeepSeek-V3 --hardware h200 --devices 8 --parallel data
   mantissa plan --params 8B --hardware h100 --for vllm --bits 8
   mantissa plan --params 8B --hardware h100 --train
-  mantissa plan --params 8B --hardware h100 --train --devices 64 --zero 1 --link 100Gb
+  mantissa plan --params 8B --hardware h100 --train --devices 8 --link 100Gb
   mantissa plan --params 70B --hardware h100 --train qlora")]
 pub struct Args {
     #[command(flatten)]

@@ -1,0 +1,54 @@
+//! Settings of a run over ranks.
+
+use super::exchange::BUCKET;
+use super::message::MessageFormat;
+use super::tree::most_waiting;
+use crate::shards::PIECE;
+use crate::store::Precision;
+
+/// Settings of a run over ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParallelOptions {
+    /// Logical workers of a step, a power of two. The bits of a run depend on it, and not on the number of ranks.
+    pub leaves: usize,
+    /// Stage of ZeRO: 0 keeps everything on every rank, 1 shards the optimizer state and master weights.
+    pub zero: u8,
+    /// Format of exchanged gradients.
+    pub gradients: MessageFormat,
+    /// Format of gathered weights, which are rounded to it wherever they are; `None` for weights as stored stored. Needs an f32
+    /// master copy.
+    pub gather: Option<MessageFormat>,
+}
+
+impl Default for ParallelOptions {
+    fn default() -> Self {
+        ParallelOptions { leaves: 1, zero: 0, gradients: MessageFormat::default(), gather: None }
+    }
+}
+
+impl ParallelOptions {
+    /// True if a step is that of a single worker with unquantized gradients.
+    pub fn is_plain(&self) -> bool {
+        self.leaves <= 1 && self.gradients.is_plain() && self.gather.is_none()
+    }
+
+    /// Bytes of sums that wait, of the errors of gradients in few bits, and of messages on one of `ranks` ranks, for `len`
+    /// gradients of `precision`; `largest` are those of the largest parameter.
+    pub fn bytes(&self, (len, largest): (usize, usize), precision: Precision, ranks: usize) -> u64 {
+        let (own, len, several) = ((self.leaves / ranks.max(1)).max(1), len as u64, ranks.max(1) as u64);
+        let buckets = if ranks > 1 { 2 * several * BUCKET as u64 } else { 0 };
+        // Values, what was wanted, padded rows, codes and decoded values.
+        let coding = 5 * 4 * (largest as u64).min(len / several + PIECE as u64);
+        let gathered = self.gather.as_ref().map_or(0, |format| format.bytes(len as usize) + coding);
+        match self.gradients.is_plain() {
+            true => most_waiting(own) as u64 * precision.bytes() * len + buckets + gathered,
+            // Errors and messages of the own leaves, and f32 sums of the part that is the rank's.
+            false => {
+                let messages = own as u64 * self.gradients.bytes(len as usize) + coding + buckets + gathered;
+                own as u64 * 4 * len
+                    + messages
+                    + (most_waiting(self.leaves) as u64 + 1) * 4 * len / ranks.max(1) as u64
+            }
+        }
+    }
+}
