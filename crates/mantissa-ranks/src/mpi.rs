@@ -240,7 +240,7 @@ impl Link for MpiLink {
         self.size
     }
 
-    /// Sends parts of [`MOST`] bytes; a shorter one, which may be empty, ends the message.
+    /// Sends parts of 1 GiB; a shorter one, which may be empty, ends the message.
     fn send(&mut self, to: usize, mut message: Vec<u8>) -> Result<()> {
         let lost = || RankError::Lost { rank: to };
         let number = c_int::try_from(to).ok().filter(|_| to < self.size).ok_or_else(lost)?;

@@ -65,6 +65,7 @@ const PAGES: &[Page] = &[
     page!("reference/training"),
     page!("results/README"),
     page!("results/arithmetic"),
+    page!("results/distributed"),
     page!("results/doctor"),
     page!("results/fit"),
     page!("results/gguf"),
