@@ -397,7 +397,7 @@ impl Trainer {
             let (step, scale) = (self.progress.steps + 1, loss_scale / all as f32);
             let order = StepOrder { step, scale, loss_scale, lr, counts };
             let teacher = &mut self.teacher;
-            group.gradients(&mut self.model, &self.samples, &order, |model, batch, targets, scale| {
+            group.gradients(&mut self.model, &self.samples, order, |model, batch, targets, scale| {
                 match teacher {
                     Some(teacher) => model.distill_from_model(teacher, batch, targets, scale),
                     None => model.forward_backward(batch, targets, scale),

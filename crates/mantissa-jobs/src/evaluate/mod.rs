@@ -1,5 +1,6 @@
 //! Evaluation of a model: perplexity and quality loss on a text, or accuracy on tasks.
 
+mod groups;
 mod job;
 mod models;
 mod tasks;

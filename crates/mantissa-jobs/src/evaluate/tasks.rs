@@ -7,14 +7,15 @@ use std::time::Instant;
 
 use mantissa_eval::tasks::{Answer, Task, TaskSummary, summary};
 use mantissa_eval::{EvalError, Evaluated};
-use mantissa_ranks::{RankError, Reader, Team, Writer, ranges};
+use mantissa_ranks::{Reader, Team, Writer, ranges};
 use mantissa_store::write_file_atomic;
 use serde::Serialize;
 use serde_json::json;
 
+use super::groups;
 use super::models::{Models, exceeds};
 use super::value::Evaluate;
-use crate::error::{GateFailed, InPlace, JobError, Result};
+use crate::error::{GateFailed, InPlace, Result};
 use crate::host::Host;
 use crate::model::{ModelPath, load_tokenizer, open_quietly};
 use crate::names::Engine;
@@ -106,9 +107,6 @@ pub(super) fn take_part(models: &Models, tasks: &[Task], (team, host): (&Team, &
     answers(models, tasks, (team, host)).map(drop)
 }
 
-/// Groups into which workers divide the items of a task at most.
-const GROUPS: usize = 64;
-
 /// Computes the answers to all items, alone or with the other workers of `team`. A worker that computes a part of them returns
 /// that part.
 fn answers(models: &Models, tasks: &[Task], (team, host): (&Team, &Host)) -> Result<Answers> {
@@ -157,21 +155,16 @@ type Both = (Vec<Answer>, Option<Vec<Answer>>);
 fn shared_answers(
     task: &Task,
     both: &mut dyn FnMut(Range<usize>) -> Result<Both>,
-    (team, host): (&Team, &Host),
+    work: (&Team, &Host),
 ) -> Result<Both> {
-    let groups = ranges(task.items.len(), GROUPS);
+    let groups = ranges(task.items.len(), groups::GROUPS);
     let names: Vec<String> = groups.iter().map(|group| format!("{} items {group:?}", task.name)).collect();
-    let mut compute = |unit: usize| Ok::<_, JobError>(to_bytes(&both(groups[unit].clone())?));
-    let mut tick = |_| if host.stops() { Err(RankError::Interrupted.into()) } else { Ok(()) };
-    team.complete(&names, &mut compute, &mut tick)?;
+    let read = |group: usize, bytes: &[u8]| {
+        from_bytes(bytes).filter(|(answers, _)| answers.len() == groups[group].len())
+    };
+    let mut run = |group: usize| both(groups[group].clone());
     let (mut all, mut references) = (Vec::new(), None::<Vec<Answer>>);
-    for (group, name) in groups.iter().zip(&names) {
-        let found = team.result(name)?.and_then(|bytes| from_bytes(&bytes));
-        let (answers, reference) = match found.filter(|(answers, _)| answers.len() == group.len()) {
-            Some(found) => found,
-            None if team.is_partial() => continue,
-            None => both(group.clone())?,
-        };
+    for (answers, reference) in groups::shared(&names, &mut run, |both| Ok(to_bytes(both)), read, work)? {
         all.extend(answers);
         if let Some(reference) = reference {
             references.get_or_insert_default().extend(reference);

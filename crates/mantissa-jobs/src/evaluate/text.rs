@@ -8,14 +8,15 @@ use std::time::Instant;
 use mantissa_eval::stats::note;
 use mantissa_eval::{Comparison, Evaluation, Sequence, WindowResult};
 use mantissa_model::Decoder;
-use mantissa_ranks::{RankError, Team, ranges};
+use mantissa_ranks::{Team, ranges};
 use mantissa_store::{Dtype, Output, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::groups;
 use super::models::{Models, exceeds};
 use super::value::Evaluate;
-use crate::error::{BadInput, GateFailed, JobError, Result};
+use crate::error::{BadInput, GateFailed, Result};
 use crate::host::Host;
 use crate::model::ModelPath;
 use crate::names::Engine;
@@ -151,7 +152,7 @@ fn windows(
     let found = match team.is_shared() {
         false => run(0..sequences.len())?,
         true => {
-            let groups = ranges(sequences.len(), GROUPS);
+            let groups = ranges(sequences.len(), groups::GROUPS);
             let tokens = |group: &Range<usize>| -> u64 {
                 sequences[group.clone()].iter().map(|s| s.tokens.len() as u64).sum()
             };
@@ -160,38 +161,27 @@ fn windows(
                 before.fetch_add(tokens(&group), Ordering::Relaxed);
                 Ok(found)
             };
-            shared_windows(&groups, team, &mut compute, host)?
+            shared_windows(&groups, (team, host), &mut compute)?
         }
     };
     progress.finish();
     Ok(found)
 }
 
-/// Groups into which workers divide the windows at most.
-const GROUPS: usize = 64;
-
 /// Computes the results of `groups` of windows with the other workers of `team`; those of all windows follow in order.
 fn shared_windows(
     groups: &[Range<usize>],
-    team: &Team,
+    work: (&Team, &Host),
     run: &mut dyn FnMut(Range<usize>) -> Result<Vec<WindowResult>>,
-    host: &Host,
 ) -> Result<Vec<WindowResult>> {
     let names: Vec<String> = groups.iter().map(|group| format!("windows {group:?}")).collect();
-    let mut compute = |unit: usize| Ok::<_, JobError>(serde_json::to_vec(&run(groups[unit].clone())?)?);
-    let mut tick = |_| if host.stops() { Err(RankError::Interrupted.into()) } else { Ok(()) };
-    team.complete(&names, &mut compute, &mut tick)?;
-    let mut all = Vec::new();
-    for (group, name) in groups.iter().zip(&names) {
-        let found =
-            team.result(name)?.and_then(|bytes| serde_json::from_slice::<Vec<WindowResult>>(&bytes).ok());
-        match found.filter(|found| found.len() == group.len()) {
-            Some(found) => all.extend(found),
-            None if team.is_partial() => {}
-            None => all.extend(run(group.clone())?),
-        }
-    }
-    Ok(all)
+    let write = |found: &Vec<WindowResult>| Ok(serde_json::to_vec(found)?);
+    let read = |group: usize, bytes: &[u8]| {
+        let found = serde_json::from_slice::<Vec<WindowResult>>(bytes).ok();
+        found.filter(|found| found.len() == groups[group].len())
+    };
+    let found = groups::shared(&names, &mut |group| run(groups[group].clone()), write, read, work)?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 /// Computes windows that no other worker of `team` computes, until all have a result.

@@ -205,11 +205,10 @@ impl Search<'_> {
         if !self.team.is_shared() {
             return Ok(());
         }
-        let of_family = |family: &'_ Family| (0..family.plans.len()).collect::<Vec<_>>();
         let all: Vec<(usize, usize)> = families
             .iter()
             .enumerate()
-            .flat_map(|(at, family)| of_family(family).into_iter().map(move |plan| (at, plan)))
+            .flat_map(|(at, family)| (0..family.plans.len()).map(move |plan| (at, plan)))
             .collect();
         let parts =
             |(family, plan): (usize, usize)| (&families[family].plans[plan], &families[family].units[..]);

@@ -13,7 +13,7 @@ use mantissa_train::{
 use crate::error::{BadInput, Result};
 use crate::escape::quoted;
 
-/// What the model and the optimizer of a run are made of.
+/// Parts of which the model and the optimizer of a run are made.
 pub(crate) struct Replica {
     pub(crate) config: ModelConfig,
     /// Model whose weights it starts from.

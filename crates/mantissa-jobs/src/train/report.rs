@@ -51,7 +51,7 @@ pub struct TrainReport {
     pub measured_peak_memory: Option<u64>,
     /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
     pub worst_gemms: Vec<GemmHealth>,
-    /// What each rank sent and waited for; empty for a single rank.
+    /// Bytes sent and time waited by each rank; empty for a single rank.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankReport>,
     /// Parts that did not learn.
@@ -61,7 +61,7 @@ pub struct TrainReport {
     pub examinable: bool,
 }
 
-/// What a rank sent to others and waited for in this process.
+/// Bytes sent and time waited by a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankReport {
     /// Bytes that it sent.

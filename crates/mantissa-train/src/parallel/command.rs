@@ -1,4 +1,4 @@
-//! What rank 0 tells the others.
+//! Commands of rank 0 to the others.
 
 use mantissa_ranks::{RankError, Reader, Writer};
 
@@ -20,6 +20,15 @@ pub(crate) enum Command {
 /// Part of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StepWork {
+    /// Numbers of the step.
+    pub(crate) order: StepOrder,
+    /// Batches of the leaves of the rank, in order.
+    pub(crate) batches: Vec<Sample>,
+}
+
+/// Numbers of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepOrder {
     /// Number of the step, from 1.
     pub(crate) step: u64,
     /// Factor of the gradient of the summed loss.
@@ -30,8 +39,6 @@ pub(crate) struct StepWork {
     pub(crate) lr: f64,
     /// True if updates are counted.
     pub(crate) counts: bool,
-    /// Batches of the leaves of the rank, in order.
-    pub(crate) batches: Vec<Sample>,
 }
 
 const STEP: u8 = 0;
@@ -44,7 +51,8 @@ impl Command {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::default();
         match self {
-            Command::Step(StepWork { step, scale, loss_scale, lr, counts, batches }) => {
+            Command::Step(StepWork { order, batches }) => {
+                let StepOrder { step, scale, loss_scale, lr, counts } = order;
                 out.byte(STEP);
                 out.u64(*step);
                 out.floats(&[*scale, *loss_scale]);
@@ -86,7 +94,8 @@ impl Command {
                 let [scale, loss_scale] = from.floats()?.try_into().ok()?;
                 let (lr, counts) = (from.f64()?, from.byte()? != 0);
                 let batches = (0..from.len(1)?).map(|_| sample(from)).collect::<Option<_>>()?;
-                Command::Step(StepWork { step, scale, loss_scale, lr, counts, batches })
+                let order = StepOrder { step, scale, loss_scale, lr, counts };
+                Command::Step(StepWork { order, batches })
             }
             LOAD => Command::Load,
             SAVE => Command::Save,
@@ -110,14 +119,8 @@ mod tests {
     #[test]
     fn commands_are_read_back_and_damage_is_refused() {
         let sample = Sample { tokens: vec![1, 2, 3], targets: vec![2, 3, u32::MAX], lens: vec![2, 1] };
-        let work = StepWork {
-            step: 7,
-            scale: 0.125,
-            loss_scale: 2.0,
-            lr: 1e-3,
-            counts: true,
-            batches: vec![sample; 2],
-        };
+        let order = StepOrder { step: 7, scale: 0.125, loss_scale: 2.0, lr: 1e-3, counts: true };
+        let work = StepWork { order, batches: vec![sample; 2] };
         for command in [Command::Step(work), Command::Load, Command::Save, Command::End] {
             let bytes = command.to_bytes();
             assert_eq!(Command::from_bytes(&bytes).unwrap(), command);

@@ -5,7 +5,6 @@ use std::ops::Range;
 use mantissa_ranks::{Link, RankError};
 
 use super::tree::Tree;
-use crate::error::TrainError;
 use crate::gradients::Gradients;
 use crate::param_table::{ParamTable, within};
 use crate::store::Store;
@@ -70,7 +69,11 @@ pub(super) fn reduce(
     table: &ParamTable,
     shards: &[Range<usize>],
     grads: &mut Gradients,
-) -> Result<(), TrainError> {
+) -> Result<(), RankError> {
+    if link.size() == 1 {
+        // Its part is the sum already.
+        return Ok(());
+    }
     let (own, precision) = (link.rank(), grads.store().precision());
     let bytes = precision.bytes() as usize;
     let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, bytes, false)).collect();
@@ -94,9 +97,35 @@ pub(super) fn reduce(
             tree.push(part, |left, right| left.add(&right));
         }
         if let Some(sum) = tree.finish() {
-            for (piece, place) in bucket.iter().zip(own_places(bucket)) {
-                grads.store_mut().copy_from(piece.start, &sum, place);
-            }
+            place(grads, bucket, &sum);
+        }
+    }
+    Ok(())
+}
+
+/// Sends every bucket of this rank to the others and takes theirs, in turns, so that little waits. `all` has the buckets of each
+/// rank; `bytes` makes a message of one, and `take` reads it, and is `None` for a message that is not one.
+///
+/// # Errors
+/// [`RankError`].
+pub(super) fn gather<T>(
+    link: &mut dyn Link,
+    all: &[Vec<Bucket>],
+    values: &mut T,
+    bytes: impl Fn(&T, &Bucket) -> Vec<u8>,
+    take: impl Fn(&mut T, &Bucket, &[u8]) -> Option<()>,
+) -> Result<(), RankError> {
+    let own = link.rank();
+    let most = all.iter().map(Vec::len).max().unwrap_or(0);
+    // A single rank has all.
+    for i in 0..if link.size() > 1 { most } else { 0 } {
+        if let Some(bucket) = all[own].get(i) {
+            to_all(link, &bytes(values, bucket))?;
+        }
+        for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            let Some(bucket) = buckets.get(i) else { continue };
+            let message = link.receive(rank)?;
+            take(values, bucket, &message).ok_or_else(|| length(rank, &message))?;
         }
     }
     Ok(())
@@ -106,32 +135,28 @@ pub(super) fn reduce(
 ///
 /// # Errors
 /// [`RankError`].
-pub(super) fn gather(
+pub(super) fn gather_sums(
     link: &mut dyn Link,
     table: &ParamTable,
     shards: &[Range<usize>],
     grads: &mut Gradients,
-) -> Result<(), TrainError> {
-    let (own, precision) = (link.rank(), grads.store().precision());
+) -> Result<(), RankError> {
+    let precision = grads.store().precision();
     let all: Vec<_> =
         shards.iter().map(|shard| buckets(table, shard, precision.bytes() as usize, false)).collect();
-    let most = all.iter().map(Vec::len).max().unwrap_or(0);
-    for i in 0..most {
-        if let Some(bucket) = all[own].get(i) {
-            to_all(link, &bucket_bytes(grads.store(), bucket))?;
-        }
-        for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
-            let Some(bucket) = buckets.get(i) else { continue };
-            let message = link.receive(rank)?;
-            let len = bucket.iter().map(Range::len).sum();
-            let part =
-                Store::from_le_bytes(precision, len, &message).ok_or_else(|| length(rank, &message))?;
-            for (piece, place) in bucket.iter().zip(own_places(bucket)) {
-                grads.store_mut().copy_from(piece.start, &part, place);
-            }
-        }
+    let bytes = |grads: &Gradients, bucket: &Bucket| bucket_bytes(grads.store(), bucket);
+    gather(link, &all, grads, bytes, |grads, bucket, message| {
+        let part = Store::from_le_bytes(precision, bucket.iter().map(Range::len).sum(), message)?;
+        place(grads, bucket, &part);
+        Some(())
+    })
+}
+
+/// Copies the values of a bucket to their places.
+fn place(grads: &mut Gradients, bucket: &Bucket, part: &Store) {
+    for (piece, own) in bucket.iter().zip(own_places(bucket)) {
+        grads.store_mut().copy_from(piece.start, part, own);
     }
-    Ok(())
 }
 
 /// Makes the error of a message of another length.

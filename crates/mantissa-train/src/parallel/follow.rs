@@ -47,8 +47,8 @@ fn step(
         return Ok(());
     }
     let counts: Option<Vec<_>> =
-        work.counts.then(|| model.params.table().iter().map(|_| WeightCounts::default()).collect());
-    match group.update(model, optimizer, (work.lr, work.loss_scale), counts.as_deref()) {
+        work.order.counts.then(|| model.params.table().iter().map(|_| WeightCounts::default()).collect());
+    match group.update(model, optimizer, (work.order.lr, work.order.loss_scale), counts.as_deref()) {
         Ok(_) => {}
         // Rank 0 skips the step, or ends the run.
         Err(TrainError::NonFinite { .. }) => {
@@ -57,6 +57,6 @@ fn step(
         }
         Err(error) => return Err(error),
     }
-    model.histories.commit(work.step);
+    model.histories.commit(work.order.step);
     Ok(())
 }

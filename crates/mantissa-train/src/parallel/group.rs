@@ -6,14 +6,15 @@ use std::ops::Range;
 use mantissa_model::{Batch, LoadError, zeros};
 use mantissa_ranks::{Alone, Link, RankError, Reader, Traffic, Writer};
 
-use super::command::{Command, StepWork};
-use super::exchange::{buckets, gather, length, reduce, to_all};
+use super::command::{Command, StepOrder, StepWork};
+use super::exchange::{Bucket, buckets, gather, gather_sums, length, reduce, to_all};
 use super::grad_norm::grad_norm;
 use super::inventory::Inventory;
 use super::message::MessageFormat;
 use super::options::ParallelOptions;
 use super::statistics::{Losses, Statistics};
 use super::tree::{Tree, most_waiting};
+use crate::arena::Parameters;
 use crate::data::Sample;
 use crate::error::TrainError;
 use crate::form::Draw;
@@ -23,21 +24,6 @@ use crate::model::TrainModel;
 use crate::optim::Optimizer;
 use crate::param_table::{ParamInfo, within};
 use crate::store::Store;
-
-/// Numbers of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct StepOrder {
-    /// Number of the step, from 1.
-    pub(crate) step: u64,
-    /// Factor of the gradient of the summed loss.
-    pub(crate) scale: f32,
-    /// Scale of the loss.
-    pub(crate) loss_scale: f32,
-    /// Learning rate.
-    pub(crate) lr: f64,
-    /// True if updates are counted.
-    pub(crate) counts: bool,
-}
 
 /// One rank among those of a run.
 #[derive(Debug)]
@@ -185,25 +171,23 @@ impl Group {
         &mut self,
         model: &mut TrainModel,
         batches: &[Sample],
-        work: &StepOrder,
+        order: StepOrder,
         pass: impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
     ) -> Result<Losses, TrainError> {
-        let StepOrder { step, scale, loss_scale, lr, counts } = *work;
         let each = batches.len() / self.options.leaves;
         let of = |leaves: Range<usize>| leaves.start * each..leaves.end * each;
         for rank in 1..self.link.size() {
             let batches = batches[of(self.leaves_of(rank))].to_vec();
-            let work = StepWork { step, scale, loss_scale, lr, counts, batches };
-            self.link.send(rank, Command::Step(work).to_bytes())?;
+            self.link.send(rank, Command::Step(StepWork { order, batches }).to_bytes())?;
         }
         let own = &batches[of(self.leaves_of(0))];
         // What a leaf sent in few bits is in its errors already: such a step is not dropped.
         let stop = model.stop.take_if(|_| !self.options.gradients.is_plain());
-        let computed = self.compute(model, own, (step, scale, loss_scale), pass);
+        let computed = self.compute(model, own, &order, pass);
         model.stop = model.stop.take().or(stop);
         to_all(&mut *self.link, &[u8::from(computed.is_ok())])?;
         let mut losses = computed?;
-        self.sum(model, counts)?;
+        self.sum(model, order.counts)?;
         let mut places = self.places_with_gradient(model);
         for rank in 1..self.link.size() {
             let message = self.link.receive(rank)?;
@@ -233,13 +217,12 @@ impl Group {
         model: &mut TrainModel,
         work: &StepWork,
     ) -> Result<bool, TrainError> {
-        let StepWork { step, scale, loss_scale, counts, batches, .. } = work;
-        let losses =
-            self.compute(model, batches, (*step, *scale, *loss_scale), TrainModel::forward_backward)?;
+        let StepWork { order, batches } = work;
+        let losses = self.compute(model, batches, order, TrainModel::forward_backward)?;
         if self.link.receive(0)? != [1] {
             return Ok(false);
         }
-        self.sum(model, *counts)?;
+        self.sum(model, order.counts)?;
         let places = self.places_with_gradient(model);
         let (seen, routed, traffic) = (model.histories.seen(), model.routed.clone(), self.link.traffic());
         let statistics = Statistics { losses, places, seen, routed, traffic, lost: model.lost.places() };
@@ -250,13 +233,12 @@ impl Group {
         Ok(true)
     }
 
-    /// Computes the gradients of the own leaves: their sum, or what they send in few bits. `of_step` are its number, the factor
-    /// of the gradient, and the scale of the loss.
+    /// Computes the gradients of the own leaves: their sum, or what they send in few bits.
     fn compute(
         &mut self,
         model: &mut TrainModel,
         batches: &[Sample],
-        (step, scale, loss_scale): (u64, f32, f32),
+        &StepOrder { step, scale, loss_scale, .. }: &StepOrder,
         mut pass: impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
     ) -> Result<Losses, TrainError> {
         let own = self.leaves_of(self.link.rank());
@@ -278,21 +260,18 @@ impl Group {
                     }
                 }
             }
-            match self.options.gradients.is_plain() {
-                false => coded.push(self.encode(model, place)),
-                true if place + 1 < own.len() => {
-                    // Any arena will do: it is set to 0 before the next leaf.
-                    let next = self.spare.pop().unwrap_or_else(|| model.grads.store().clone());
-                    let leaf = std::mem::replace(model.grads.store_mut(), next);
-                    let spare = &mut self.spare;
-                    tree.push(leaf, |left, right| add_and_keep(left, right, spare));
-                }
-                true => {
-                    let last = std::mem::replace(model.grads.store_mut(), Store::F32(Vec::new()));
-                    let spare = &mut self.spare;
-                    tree.push(last, |left, right| add_and_keep(left, right, spare));
-                }
+            if !self.options.gradients.is_plain() {
+                coded.push(self.encode(model, place));
+                continue;
             }
+            let next = match place + 1 < own.len() {
+                // Any arena will do: it is set to 0 before the next leaf.
+                true => self.spare.pop().unwrap_or_else(|| model.grads.store().clone()),
+                // The sum takes its place.
+                false => Store::F32(Vec::new()),
+            };
+            let leaf = std::mem::replace(model.grads.store_mut(), next);
+            tree.push(leaf, |left, right| add_and_keep(left, right, &mut self.spare));
         }
         if let Some(sum) = tree.finish() {
             *model.grads.store_mut() = sum;
@@ -346,7 +325,7 @@ impl Group {
             false => self.sum_coded(model)?,
         }
         if all || !self.shards_state() {
-            gather(&mut *self.link, model.params.table(), &self.shards, &mut model.grads)?;
+            gather_sums(&mut *self.link, model.params.table(), &self.shards, &mut model.grads)?;
         }
         Ok(())
     }
@@ -481,33 +460,16 @@ impl Group {
 
     /// Gathers the weights that the ranks updated.
     fn gather_weights(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
-        let own = self.link.rank();
-        let all: Vec<_> = self
-            .shards
-            .iter()
-            .map(|shard| buckets(model.params.table(), shard, 4, model.params.are_whole()))
-            .collect();
-        let most = all.iter().map(Vec::len).max().unwrap_or(0);
-        for i in 0..most {
-            if let Some(bucket) = all[own].get(i) {
-                let message: Vec<u8> =
-                    bucket.iter().flat_map(|piece| model.params.piece_bytes(piece.clone())).collect();
-                to_all(&mut *self.link, &message)?;
-            }
-            for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
-                let Some(bucket) = buckets.get(i) else { continue };
-                let message = self.link.receive(rank)?;
-                let mut rest = &message[..];
-                for piece in bucket {
-                    let set = model.params.set_piece(piece.clone(), &mut rest);
-                    set.ok_or_else(|| length(rank, &message))?;
-                }
-                if !rest.is_empty() {
-                    return Err(length(rank, &message).into());
-                }
-            }
-        }
-        Ok(())
+        let (table, whole) = (model.params.table(), model.params.are_whole());
+        let all: Vec<_> = self.shards.iter().map(|shard| buckets(table, shard, 4, whole)).collect();
+        let bytes = |params: &Parameters, bucket: &Bucket| -> Vec<u8> {
+            bucket.iter().flat_map(|piece| params.piece_bytes(piece.clone())).collect()
+        };
+        Ok(gather(&mut *self.link, &all, &mut model.params, bytes, |params, bucket, message| {
+            let mut rest = message;
+            bucket.iter().try_for_each(|piece| params.set_piece(piece.clone(), &mut rest))?;
+            rest.is_empty().then_some(())
+        })?)
     }
 
     /// Adds the counts of all ranks on rank 0.

@@ -36,6 +36,5 @@ pub use group::Group;
 pub use message::MessageFormat;
 pub use options::ParallelOptions;
 
-pub(crate) use command::Command;
-pub(crate) use group::StepOrder;
+pub(crate) use command::{Command, StepOrder};
 pub(crate) use inventory::SharedArray;

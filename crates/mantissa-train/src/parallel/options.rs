@@ -15,7 +15,7 @@ pub struct ParallelOptions {
     pub zero: u8,
     /// Format of exchanged gradients.
     pub gradients: MessageFormat,
-    /// Format of gathered weights, which are rounded to it wherever they are; `None` for weights as stored stored. Needs an f32
+    /// Format of gathered weights, which are rounded to it wherever they are; `None` for weights as stored. Needs an f32
     /// master copy.
     pub gather: Option<MessageFormat>,
 }

@@ -1,4 +1,4 @@
-//! What rank 0 learns of a step of another rank.
+//! Statistics of a step of another rank than 0.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use mantissa_ranks::{Reader, Traffic, Writer};
 /// Losses of batches, each with its number of targets.
 pub(super) type Losses = Vec<(f64, u64)>;
 
-/// What rank 0 learns of a step of another rank.
+/// Statistics of a step of another rank than 0.
 pub(super) struct Statistics {
     pub(super) losses: Losses,
     /// Places of the parameters with a gradient that is not 0.
