@@ -33,6 +33,7 @@ mod buffer;
 mod element;
 mod mat;
 mod memory;
+mod pages;
 mod parallel;
 mod pool;
 mod simd;
@@ -80,6 +81,7 @@ pub use generic::{
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use memory::give_back_memory;
+pub use pages::release;
 pub use parallel::{for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
 pub use peaks::{PeakLoop, ReadProbe};
 pub use pool::{available_threads, renew as renew_threads};

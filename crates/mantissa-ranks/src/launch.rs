@@ -23,7 +23,7 @@ struct Launcher {
     starts: Starts,
 }
 
-/// How the processes of a launcher work.
+/// Kind of the processes that a launcher starts.
 #[derive(Clone, Copy)]
 enum Starts {
     /// In step, connected by MPI.

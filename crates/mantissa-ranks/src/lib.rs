@@ -35,7 +35,7 @@ pub use error::{Disagreement, RankError, Result};
 pub use exchange::{Reader, Writer};
 pub use folder::{InputFile, JobFolder, JobRecord, UnitFolder};
 pub use launch::Rank;
-pub use link::{Alone, Link, Traffic};
+pub use link::{Alone, Link, SharedLink, Traffic};
 pub use memory::MemoryLink;
 pub use mpi::MpiLink;
 pub use result::UnitResult;

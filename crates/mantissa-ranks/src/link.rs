@@ -3,6 +3,7 @@
 //! A link carries bytes and adds nothing: sums are made by those who know their order.
 
 use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::Result;
@@ -39,13 +40,58 @@ pub trait Link: Send + fmt::Debug {
     }
 }
 
-/// What went over a rank's links so far.
+/// Bytes and waiting time of a rank's links so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes that this rank sent to others.
     pub sent: u64,
     /// Time in which it waited for messages.
     pub waited: Duration,
+}
+
+/// End of the links of a rank that several owners use in turns.
+#[derive(Clone, Debug)]
+pub struct SharedLink(Arc<Mutex<Box<dyn Link>>>);
+
+impl SharedLink {
+    /// Shares the end `link`.
+    pub fn new(link: Box<dyn Link>) -> Self {
+        SharedLink(Arc::new(Mutex::new(link)))
+    }
+
+    fn link(&self) -> MutexGuard<'_, Box<dyn Link>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link for SharedLink {
+    fn rank(&self) -> usize {
+        self.link().rank()
+    }
+
+    fn size(&self) -> usize {
+        self.link().size()
+    }
+
+    fn send(&mut self, to: usize, message: Vec<u8>) -> Result<()> {
+        self.link().send(to, message)
+    }
+
+    fn receive(&mut self, from: usize) -> Result<Vec<u8>> {
+        self.link().receive(from)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.link().traffic()
+    }
+
+    /// Leaves if this is the last owner; the others would use links that have ended.
+    fn leave(self: Box<Self>) -> Result<()> {
+        match Arc::into_inner(self.0) {
+            Some(link) => link.into_inner().unwrap_or_else(PoisonError::into_inner).leave(),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Link of a single rank.

@@ -1,20 +1,15 @@
 //! Parameters in one flat arena.
 
 use std::borrow::Cow;
-use std::f64::consts::TAU;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mantissa_model::config::ActivationParameter;
-use mantissa_model::config::NormForm;
-use mantissa_model::graph::VectorKind;
-use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
-use mantissa_num::round::philox4x32_10;
+use mantissa_model::{LoadError, ModelConfig, TensorInfo};
 
 use crate::array::{Array, ArrayMut};
 use crate::frozen::Base;
 use crate::learned::{LearnedScales, scales_name};
-use crate::param_table::{ParamInfo, ParamTable, transposed};
+use crate::param_table::{ParamInfo, ParamTable, outside, within};
 use crate::policy::{Master, Policy};
 use crate::store::{Precision, Store, StoreRef};
 use crate::weights::{Int8Weights, Weights};
@@ -26,93 +21,22 @@ pub struct Parameters {
     table: ParamTable,
     store: Weights,
     base: Option<Arc<Base>>,
+    /// Values that are held; `None` for all.
+    held: Option<Held>,
+}
+
+/// Values of an arena that a rank holds; the others are with other ranks and read as 0 here.
+#[derive(Clone, Debug, PartialEq)]
+struct Held {
+    /// Part that is always held.
+    shard: Range<usize>,
+    /// Parameters that are held for the moment.
+    open: Vec<Range<usize>>,
+    /// Hash of all values as they were made.
+    made: Option<String>,
 }
 
 impl Parameters {
-    /// Reads a model's parameters as f32.
-    ///
-    /// # Errors
-    /// As [`WeightSource::tensor_f32`], and [`LoadError::Memory`].
-    pub fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self, LoadError> {
-        Self::load_as(source, config, Precision::F32)
-    }
-
-    /// Reads a model's parameters and stores them in `precision`, rounded to nearest. Converts tensor by
-    /// tensor, so that the f32 copy is never held whole.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_as(
-        source: &dyn WeightSource,
-        config: &ModelConfig,
-        precision: Precision,
-    ) -> Result<Self, LoadError> {
-        let mut parameters = Self::zeros(config, precision)?;
-        for param in parameters.table.iter() {
-            let shape = param.stored_shape();
-            let mut values = source.tensor_f32(&param.tensor.name, &shape)?;
-            if param.transposed {
-                values = transposed(&values, shape[1]);
-            }
-            parameters.store.set(param.range.start, &values);
-        }
-        Ok(parameters)
-    }
-
-    /// Initializes a model: weights and embeddings from a normal distribution with standard deviation `std`,
-    /// norms 1, biases and vectors 0, activations as published.
-    ///
-    /// A value depends only on the seed and its place (Philox4x32-10, key = seed, counter = group of four
-    /// places; Box & Muller 1958).
-    ///
-    /// # Errors
-    /// [`LoadError::Memory`].
-    pub fn random(config: &ModelConfig, std: f32, seed: u64) -> Result<Self, LoadError> {
-        Self::random_as(config, std, seed, Precision::F32)
-    }
-
-    /// Initializes a model like [`random`](Self::random), stored in `precision`, rounded to nearest. The f32
-    /// copy is never held whole.
-    ///
-    /// # Errors
-    /// As [`random`](Self::random).
-    pub fn random_as(
-        config: &ModelConfig,
-        std: f32,
-        seed: u64,
-        precision: Precision,
-    ) -> Result<Self, LoadError> {
-        let mut parameters = Self::zeros(config, precision)?;
-        let mut buffer = Vec::new();
-        for ParamInfo { tensor, range, .. } in parameters.table.iter() {
-            buffer.clear();
-            buffer.resize(range.len(), 0.0);
-            let values = &mut buffer[..];
-            match tensor.role {
-                Role::Norm { .. } if config.norm == NormForm::RmsPlusOne => {}
-                Role::Norm { .. } => values.fill(1.0),
-                Role::Vector { kind: VectorKind::Activation(name), .. } => {
-                    let parameter = config.hidden_act.parameters().iter().find(|one| one.name == name);
-                    values.fill(parameter.map_or(0.0, ActivationParameter::stored));
-                }
-                Role::Bias { .. }
-                | Role::NormBias { .. }
-                | Role::SideBias { .. }
-                | Role::HeadBias
-                | Role::Vector { .. } => {}
-                _ => {
-                    let first = range.start as u64 / 4;
-                    for (group, values) in (first..).zip(values.chunks_mut(4)) {
-                        let normals = normals(seed, group);
-                        values.iter_mut().zip(normals).for_each(|(v, n)| *v = (n * f64::from(std)) as f32);
-                    }
-                }
-            }
-            parameters.store.set(range.start, &buffer);
-        }
-        Ok(parameters)
-    }
-
     /// Allocates parameters of value 0.
     pub(crate) fn zeros(config: &ModelConfig, precision: Precision) -> Result<Self, LoadError> {
         Self::empty(ParamTable::new(config), precision)
@@ -123,7 +47,7 @@ impl Parameters {
         let bytes = (table.len() as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
         let store = Weights::Float(Store::zeros(precision, table.len()).ok_or(memory)?);
-        Ok(Parameters { table, store, base: None })
+        Ok(Parameters { table, store, base: None, held: None })
     }
 
     /// Bytes of the parameters of `table` in a model trained with `policy`.
@@ -176,10 +100,12 @@ impl Parameters {
         let bytes = (self.table.len() as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
         let mut store = Weights::Float(Store::zeros(precision, self.table.len()).ok_or(memory)?);
-        for param in self.table.iter() {
-            store.set(param.range.start, &self.store.get(param.range.clone()).widened());
+        let all = 0..self.table.len();
+        let shard = self.held.as_ref().map_or(&all, |held| &held.shard);
+        for held in self.table.ranges().map(|range| within(&range, shard)) {
+            store.set(held.start, &self.store.get(held).widened());
         }
-        Ok(Parameters { table: self.table, store, base: self.base })
+        Ok(Parameters { table: self.table, store, base: self.base, held: self.held })
     }
 
     /// Converts the weights of the decoder's linear layers to INT8, rounded to nearest under the scale amax / 127 of each
@@ -196,7 +122,7 @@ impl Parameters {
         for param in self.table.iter() {
             store.set(param.range.start, &self.store.get(param.range.clone()).widened());
         }
-        Ok(Parameters { table: self.table, store, base: self.base })
+        Ok(Parameters { table: self.table, store, base: self.base, held: None })
     }
 
     /// Adds the learned scales that `policy` asks for, each at its first value for the weights, and removes those that
@@ -231,7 +157,7 @@ impl Parameters {
     #[cfg(test)]
     pub(crate) fn bare(values: Vec<f32>) -> Self {
         let table = ParamTable::bare(values.len());
-        Parameters { table, store: Weights::Float(Store::F32(values)), base: None }
+        Parameters { table, store: Weights::Float(Store::F32(values)), base: None, held: None }
     }
 
     /// Returns the table of parameter ranges.
@@ -240,7 +166,11 @@ impl Parameters {
     }
 
     /// Returns the whole arena as f32; copies if it is stored otherwise.
+    ///
+    /// # Panics
+    /// If other ranks hold a part of it.
     pub fn values(&self) -> Cow<'_, [f32]> {
+        assert!(self.held.is_none(), "Parameters::values: parts are with other ranks");
         match &self.store {
             Weights::Float(store) => store.get(0..self.table.len()).widened(),
             Weights::Int8(weights) => Cow::Owned(weights.widened()),
@@ -273,7 +203,7 @@ impl Parameters {
 
     /// Returns the little-endian bytes of a range in the storage [precision](Self::precision).
     pub(crate) fn stored_bytes(&self, range: Range<usize>) -> Vec<u8> {
-        self.store.get(range).float_bytes()
+        self.get(range).float_bytes()
     }
 
     /// Returns the arrays of a parameter for a checkpoint: its values, or codes and scales per row.
@@ -307,8 +237,49 @@ impl Parameters {
         scales.map_or(Some(Ok(())), |scales| ArrayMut::F32(scales).read_le_bytes(rest))?.ok()
     }
 
+    /// Keeps the values in `shard` and gives the memory of all others back.
+    pub(crate) fn hold(&mut self, shard: Range<usize>) {
+        self.release_outside(&shard, &(0..self.table.len()));
+        self.held = Some(Held { shard, open: Vec::new(), made: None });
+    }
+
+    /// Counts the values in `shard` as held, the others as with other ranks; `made` is the hash of all.
+    pub(crate) fn hold_made(&mut self, shard: Range<usize>, made: String) {
+        self.held = Some(Held { shard, open: Vec::new(), made: Some(made) });
+    }
+
+    /// Returns the hash of all values as they were made, if other ranks hold a part of them.
+    pub(crate) fn made(&self) -> Option<&str> {
+        self.held.as_ref()?.made.as_deref()
+    }
+
+    /// Gives the memory of opened parameters back, and counts those at `places` as held, which are then to be filled.
+    pub(crate) fn open(&mut self, places: &[Range<usize>]) {
+        let Some(held) = self.held.take() else { return };
+        held.open.iter().for_each(|place| self.release_outside(&held.shard, place));
+        self.held = Some(Held { open: places.to_vec(), ..held });
+    }
+
+    /// Counts all values as held, which are then to be filled.
+    pub(crate) fn hold_all(&mut self) {
+        self.held = None;
+    }
+
+    /// Gives the memory of the values at `range` back that are not in `shard`.
+    pub(crate) fn release_outside(&mut self, shard: &Range<usize>, range: &Range<usize>) {
+        outside(range, shard).into_iter().for_each(|part| self.store.release(part));
+    }
+
     /// Returns the stored values of a range, trained or frozen.
+    ///
+    /// # Panics
+    /// If another rank holds them: they would read as 0.
     pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
+        if let Some(held) = &self.held {
+            let is_in = |place: &Range<usize>| place.start <= range.start && range.end <= place.end;
+            let is_held = range.is_empty() || is_in(&held.shard) || held.open.iter().any(is_in);
+            assert!(is_held, "Parameters::get: {range:?} is with another rank");
+        }
         match &self.base {
             Some(base) if range.start >= self.table.len() => base.get(range),
             _ => self.store.get(range),
@@ -329,19 +300,6 @@ impl Parameters {
     pub fn iter(&self) -> impl Iterator<Item = (&TensorInfo, Cow<'_, [f32]>)> {
         self.table.iter().map(|param| (&param.tensor, self.f32(&param.range)))
     }
-}
-
-/// Returns four standard normal values.
-fn normals(seed: u64, group: u64) -> [f64; 4] {
-    let words = philox4x32_10([group as u32, (group >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
-    let pair = |a: u32, b: u32| {
-        // Uniform in (0, 1], so that the logarithm is finite.
-        let radius = (-2.0 * ((f64::from(a) + 1.0) / 4_294_967_296.0).ln()).sqrt();
-        let angle = TAU * f64::from(b) / 4_294_967_296.0;
-        [radius * angle.cos(), radius * angle.sin()]
-    };
-    let ([a, b], [c, d]) = (pair(words[0], words[1]), pair(words[2], words[3]));
-    [a, b, c, d]
 }
 
 #[cfg(test)]
@@ -391,16 +349,5 @@ mod tests {
         let config = config(1 << 24, 10_000);
         assert_eq!(ParamTable::new(&config).len(), usize::MAX);
         assert!(matches!(Parameters::random(&config, 1.0, 0), Err(LoadError::Memory { .. })));
-    }
-
-    #[test]
-    fn normals_are_normal() {
-        let all: Vec<f64> = (0..20_000).flat_map(|group| normals(7, group)).collect();
-        let n = all.len() as f64;
-        let mean = all.iter().sum::<f64>() / n;
-        let variance = all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-        let beyond = all.iter().filter(|x| x.abs() > 1.959_964).count() as f64 / n;
-        assert!(mean.abs() < 5.0 / n.sqrt() && (variance - 1.0).abs() < 5.0 * (2.0 / n).sqrt());
-        assert!((beyond - 0.05).abs() < 5.0 * (0.05 * 0.95 / n).sqrt());
     }
 }

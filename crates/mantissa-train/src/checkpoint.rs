@@ -21,6 +21,7 @@ use mantissa_ranks::Writer;
 use mantissa_store::{Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
 use serde_json::{Value, json};
 
+use crate::arena::Parameters;
 use crate::array::{Array, ArrayMut};
 use crate::config::differences;
 use crate::data::Cursor;
@@ -63,6 +64,7 @@ impl Trainer {
         let staged = StagedFile::begin(output)?;
         let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
         for param in &params {
+            self.model.reach_param(param)?;
             let (array, scales) = self.model.params.arrays(param);
             write(&mut writer, &weight_name(&param.tensor.name), array)?;
             if let Some(scales) = scales {
@@ -152,16 +154,10 @@ impl Trainer {
             let (found, allowed) = ("another teacher".to_owned(), "the teacher of the run");
             return Err(Error::field(file.path(), "teacher", found, allowed, hint).into());
         }
-        let params: Vec<_> = self.model.params.table().iter().cloned().collect();
-        for param in &params {
-            let (mut array, scales) = self.model.params.arrays_mut(param);
-            let (name, expected) = (weight_name(&param.tensor.name), array.dtype());
-            read(&file, &name, expected, &param.tensor.shape, |at, bytes| array.fill(at, bytes))?;
-            if let Some(scales) = scales {
-                let (name, count) = (scale_name(&param.tensor.name), scales.len());
-                let mut array = ArrayMut::F32(scales);
-                read(&file, &name, Dtype::F32, &[count], |at, bytes| array.fill(at, bytes))?;
-            }
+        // Weights that are divided among ranks are read and sent one after another instead.
+        if self.model.remote.is_none() {
+            let params: Vec<_> = self.model.params.table().iter().cloned().collect();
+            params.iter().try_for_each(|param| read_weight(&file, &mut self.model.params, param))?;
         }
         for (name, values) in self.model.histories.arrays_mut() {
             let mut array = ArrayMut::F32(values);
@@ -180,7 +176,7 @@ impl Trainer {
         let scale = numbers.error_scale;
         if let Some(group) = self.group.as_mut().filter(|_| ranks > 1) {
             group.tell_all(&Command::Load)?;
-            group.share_weights(&mut self.model)?;
+            group.share_weights(&mut self.model, |params, param| read_weight(file, params, param))?;
         }
         let mut own = self.optimizer.parts_mut(numbers.optimizer_steps).into_iter().flatten();
         for array in state.iter().filter(|array| array.parts[0].is_some()) {
@@ -243,6 +239,19 @@ impl Trainer {
         }
         numbers
     }
+}
+
+/// Reads a parameter.
+fn read_weight(file: &SafeTensors, params: &mut Parameters, param: &ParamInfo) -> Result<(), TrainError> {
+    let (mut array, scales) = params.arrays_mut(param);
+    let (name, expected) = (weight_name(&param.tensor.name), array.dtype());
+    read(file, &name, expected, &param.tensor.shape, |at, bytes| array.fill(at, bytes))?;
+    if let Some(scales) = scales {
+        let (name, count) = (scale_name(&param.tensor.name), scales.len());
+        let mut array = ArrayMut::F32(scales);
+        read(file, &name, Dtype::F32, &[count], |at, bytes| array.fill(at, bytes))?;
+    }
+    Ok(())
 }
 
 /// Counters and scaler state in the metadata.

@@ -16,8 +16,10 @@ use mantissa_options::{Faults, read, to_toml};
 
 use crate::data::{TextFormat, is_records};
 use crate::error::TrainError;
+use crate::exchange::MessageFormat;
+use crate::learned::LearnedScales;
 use crate::lora::Tuning;
-use crate::parallel::{MessageFormat, ParallelOptions};
+use crate::parallel::ParallelOptions;
 use crate::policy::{Master, Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
@@ -205,6 +207,28 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Checks that the weights can be divided among ranks.
+    fn check_divided_weights(
+        &self,
+        fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let refused = |what: &str| {
+            let allowed = format!("0, 1 or 2 with {what}");
+            fault("parallel.zero", "3".to_owned(), &allowed)
+        };
+        if self.adapter.is_some() {
+            return refused("[adapter]: every rank has the frozen weights");
+        }
+        let Some(policy) = self.policy() else { return Ok(()) };
+        if matches!(policy.master, Master::Int8 { .. }) {
+            return refused("INT8 weights: rows are stored as a whole");
+        }
+        if LearnedScales::of(&policy.linear.fprop.right).is_some() {
+            return refused("learned scales");
+        }
+        Ok(())
+    }
+
     /// Checks leaves and the format of exchanged gradients.
     fn check_parallel(
         &self,
@@ -226,8 +250,11 @@ impl RunConfig {
             let allowed = format!("a multiple of parallel.leaves = {leaves}{fix}");
             return fault("data.accumulate", accumulate.to_string(), &allowed);
         }
-        if *zero > 1 {
-            return fault("parallel.zero", zero.to_string(), "0 or 1");
+        if *zero > 3 {
+            return fault("parallel.zero", zero.to_string(), "0, 1, 2 or 3");
+        }
+        if *zero == 3 {
+            self.check_divided_weights(fault)?;
         }
         for (key, text) in [("gradients", Some(gradients)), ("gather", gather.as_ref())] {
             if let Some(text) = text.filter(|text| MessageFormat::parse(text).is_none()) {
@@ -503,7 +530,11 @@ mod tests {
             ("data.batch=0", "data.batch"),
             ("parallel.leaves=3", "parallel.leaves: expected 1, 2, 4 or 8, got 3"),
             ("parallel={leaves=2}", "fix: --set data.accumulate=2 --set data.batch=1"),
-            ("parallel.zero=2", "parallel.zero: expected 0 or 1"),
+            ("parallel.zero=4", "parallel.zero: expected 0, 1, 2 or 3"),
+            (
+                "parallel.zero=3 precision.policy=int8-sr",
+                "parallel.zero: expected 0, 1 or 2 with INT8 weights",
+            ),
             ("parallel.gather=int8-g256", "parallel.gather: expected nothing without an f32 master copy"),
             ("parallel.gather=q4_0", "parallel.gather: expected f32, sign, or a scheme"),
             ("parallel.gradients=nvfp4", "parallel.gradients: expected f32, sign, or a scheme"),

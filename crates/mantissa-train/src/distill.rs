@@ -13,6 +13,7 @@ use mantissa_model::{
 };
 
 use crate::error::TrainError;
+use crate::exchange::Unit;
 use crate::gradients::Wanted;
 use crate::head::soft;
 use crate::model::TrainModel;
@@ -77,7 +78,10 @@ impl TrainModel {
         if weights {
             return self.backward(batch).map(|()| sum);
         }
-        (0..self.layers.len()).rev().for_each(|i| self.layer_backward(i, batch.lens, Wanted::Input));
+        for i in (0..self.layers.len()).rev() {
+            self.reach(Unit::Layer(i))?;
+            self.layer_backward(i, batch.lens, Wanted::Input);
+        }
         Ok(sum)
     }
 

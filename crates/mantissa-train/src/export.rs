@@ -8,9 +8,9 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, Manifest, Output, SafeTensors, SafetensorsWriter, Staging, TensorSpec};
 use serde_json::{Value, json};
 
-use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::param_table::transposed;
+use crate::model::TrainModel;
+use crate::param_table::{ParamInfo, transposed};
 use crate::store::Precision;
 use crate::trainer::Trainer;
 
@@ -56,10 +56,10 @@ impl TokenizerFiles<'_> {
 }
 
 /// Reads the weights at `path` back and compares those that are stored as the model holds them.
-fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
+fn check(path: &Path, model: &mut TrainModel, params: &[ParamInfo]) -> Result<(), TrainError> {
     let file = SafeTensors::open(path)?;
     let mut found = Vec::new();
-    for param in params.table().iter().filter(|param| !param.is_scales()) {
+    for param in params {
         let name = &param.tensor.name;
         let fault = |found: &str| {
             let hint = "rerun with --resume; if it happens again, the disk is faulty";
@@ -67,10 +67,11 @@ fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
         };
         let meta = file.get(name).ok_or_else(|| fault("no such tensor"))?;
         let mut at = 0;
+        model.reach_param(param)?;
         // Transposed weights are in another order.
         let range = if param.transposed { 0..0 } else { param.range.clone() };
         for first in range.clone().step_by(COMPARED) {
-            let bytes = params.stored_bytes(first..range.end.min(first + COMPARED));
+            let bytes = model.params.stored_bytes(first..range.end.min(first + COMPARED));
             found.resize(bytes.len(), 0);
             file.read_range(meta, at, &mut found)?;
             if found != bytes {
@@ -90,25 +91,28 @@ impl Trainer {
     /// # Errors
     /// [`TrainError::Store`].
     pub fn export(
-        &self,
+        &mut self,
         out: &Output,
         config: &Value,
         tokenizer: TokenizerFiles<'_>,
         init: Option<&Path>,
     ) -> Result<(), TrainError> {
-        let params = self.model().parameters();
-        let (dtype, name) = match params.precision() {
+        let (dtype, name) = match self.model.params.precision() {
             Precision::F32 => (Dtype::F32, "float32"),
             Precision::Bf16 => (Dtype::BF16, "bfloat16"),
             Precision::F16 => (Dtype::F16, "float16"),
         };
         let mut staging = Staging::begin(out)?;
-        let tensors = || params.table().iter().filter(|param| !param.is_scales());
-        let specs = tensors().map(|p| TensorSpec::new(&p.tensor.name, dtype, p.stored_shape())).collect();
+        let tensors = self.model.params.table().iter().filter(|param| !param.is_scales());
+        let tensors: Vec<ParamInfo> = tensors.cloned().collect();
+        let specs =
+            tensors.iter().map(|p| TensorSpec::new(&p.tensor.name, dtype, p.stored_shape())).collect();
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let weights = staging.path().join("model.safetensors");
         let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
-        for param in tensors() {
+        for param in &tensors {
+            self.model.reach_param(param)?;
+            let params = &self.model.params;
             if param.transposed {
                 let (bytes, size) = (params.stored_bytes(param.range.clone()), params.precision().bytes());
                 let values: Vec<&[u8]> = bytes.chunks_exact(size as usize).collect();
@@ -139,7 +143,7 @@ impl Trainer {
         })?;
         // An output that does not open, or holds other weights, must not replace one that works.
         ModelFiles::open(staging.path())?;
-        check(&weights, params)?;
+        check(&weights, &mut self.model, &tensors)?;
         staging.publish()?;
         Ok(())
     }

@@ -11,6 +11,7 @@ use mantissa_model::{Batch, ForwardError, LinearInput, LinearKind};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::exchange::Unit;
 use crate::form::Draws;
 use crate::forms::Forms;
 use crate::health::{Operator, Watch};
@@ -21,7 +22,6 @@ use crate::plan::{Mixture, Saved, Scratch};
 use crate::products::{Input, Products};
 use crate::profile::{Profile, StepPart};
 use crate::rows::PART;
-use crate::stop::Stop;
 
 /// Operators of a layer that save their inputs.
 struct Saving<'a> {
@@ -201,6 +201,7 @@ impl TrainModel {
     /// Runs a checked batch. The final hidden states are in `scratch.residual`, normed in `scratch.normed`;
     /// activations for the backward are in `saved`.
     pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
+        self.reach(Unit::Embedding)?;
         self.embed(batch);
         self.watch.result(
             Operator::Embedding,
@@ -208,6 +209,7 @@ impl TrainModel {
             &self.scratch.residual[..batch.tokens.len() * self.config.hidden_size],
         );
         self.run_layers(&Self::sequences(batch))?;
+        self.reach(Unit::Head)?;
         self.final_norm(batch.tokens.len());
         Ok(())
     }
@@ -225,6 +227,16 @@ impl TrainModel {
 
     /// Runs the padded residual stream in `scratch` through all layers.
     pub(crate) fn run_layers(&mut self, seqs: &Sequences<'_>) -> Result<(), TrainError> {
+        for i in 0..self.layers.len() {
+            self.go_on()?;
+            self.reach(Unit::Layer(i))?;
+            self.run_layer(i, seqs)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the residual stream in `scratch` through layer `i`.
+    fn run_layer(&mut self, i: usize, seqs: &Sequences<'_>) -> Result<(), TrainError> {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
         let draws = Draws {
@@ -235,54 +247,49 @@ impl TrainModel {
             lost: &self.lost,
             threads: self.options.threads,
         };
-        for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
-            if self.stop.as_ref().is_some_and(Stop::is_wanted) {
-                return Err(TrainError::Stopped);
-            }
-            // Scales of a tensor need all of its rows; frozen weights are dequantized once; the routing is saved as a
-            // whole.
-            let whole = layer.is_quantized() || layer.is_tuned() || layer.experts.is_some();
-            let most = if whole { seqs.rows } else { PART * self.options.threads };
-            let Saved { residual, q, k, v, attended, lse, middle, gate, up, raw, results, router, .. } =
-                saved;
-            let choices = &mut saved.choices;
-            let buffers = SavedBuffers { q, k, v, attended, lse, gate, up, choices };
-            let (mut activations, forms) = activations(layer, scratch, buffers, most);
-            let mut operators = Saving {
-                layer,
-                params,
-                inputs: &mut saved.inputs,
-                raw,
-                results,
-                router,
-                vectors: layer.vectors().map(|(kind, range)| (kind, params.f32(range))).collect(),
-                read: [0; 4],
-                mlp_at: 0,
-                threads: self.options.threads,
-                profile: &self.profile,
-                watch: &self.watch,
-                forms,
-                draws,
-            };
-            let keep = |from: &[f32], to: &mut [f32]| {
-                self.profile.time(StepPart::Copies, || to[..len].copy_from_slice(&from[..len]));
-            };
-            // The residual stream is overwritten in place, so the input of each half is copied for the backward.
-            keep(activations.residual, residual);
-            self.profile.time_without(
-                StepPart::Attention,
-                &[StepPart::Norm, StepPart::Rounding, StepPart::Fprop],
-                || layer.flow.run_attention(&mut operators, seqs, &mut activations),
-            )?;
-            if !layer.is_parallel() {
-                keep(activations.residual, middle);
-            }
-            self.profile.time_without(
-                StepPart::Gate,
-                &[StepPart::Norm, StepPart::Rounding, StepPart::Fprop],
-                || layer.flow.run_mlp(&mut operators, seqs, &mut activations),
-            )?;
+        let (layer, saved) = (&self.layers[i], &mut self.saved[i]);
+        // Scales of a tensor need all of its rows; frozen weights are dequantized once; the routing is saved as a
+        // whole.
+        let whole = layer.is_quantized() || layer.is_tuned() || layer.experts.is_some();
+        let most = if whole { seqs.rows } else { PART * self.options.threads };
+        let Saved { residual, q, k, v, attended, lse, middle, gate, up, raw, results, router, .. } = saved;
+        let choices = &mut saved.choices;
+        let buffers = SavedBuffers { q, k, v, attended, lse, gate, up, choices };
+        let (mut activations, forms) = activations(layer, scratch, buffers, most);
+        let mut operators = Saving {
+            layer,
+            params,
+            inputs: &mut saved.inputs,
+            raw,
+            results,
+            router,
+            vectors: layer.vectors().map(|(kind, range)| (kind, params.f32(range))).collect(),
+            read: [0; 4],
+            mlp_at: 0,
+            threads: self.options.threads,
+            profile: &self.profile,
+            watch: &self.watch,
+            forms,
+            draws,
+        };
+        let keep = |from: &[f32], to: &mut [f32]| {
+            self.profile.time(StepPart::Copies, || to[..len].copy_from_slice(&from[..len]));
+        };
+        // The residual stream is overwritten in place, so the input of each half is copied for the backward.
+        keep(activations.residual, residual);
+        self.profile.time_without(
+            StepPart::Attention,
+            &[StepPart::Norm, StepPart::Rounding, StepPart::Fprop],
+            || layer.flow.run_attention(&mut operators, seqs, &mut activations),
+        )?;
+        if !layer.is_parallel() {
+            keep(activations.residual, middle);
         }
+        self.profile.time_without(
+            StepPart::Gate,
+            &[StepPart::Norm, StepPart::Rounding, StepPart::Fprop],
+            || layer.flow.run_mlp(&mut operators, seqs, &mut activations),
+        )?;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
 
-use crate::param_table::ParamTable;
+use crate::param_table::{ParamTable, outside};
 use crate::store::{Precision, Store, StoreRef};
 
 /// Gradients to compute for a layer.
@@ -80,6 +80,17 @@ impl Gradients {
     /// Sets all gradients to zero.
     pub fn zero(&mut self) {
         self.store.zero();
+    }
+
+    /// Sets all gradients to zero and gives their memory back, for passes that hold a few at a time.
+    pub(crate) fn release(&mut self) {
+        let all = 0..self.len();
+        self.store.release(all);
+    }
+
+    /// Gives the memory of the gradients at `range` back that are not in `shard`.
+    pub(crate) fn release_outside(&mut self, shard: &Range<usize>, range: &Range<usize>) {
+        outside(range, shard).into_iter().for_each(|part| self.store.release(part));
     }
 
     /// Returns the arena.

@@ -37,12 +37,16 @@ mod arena;
 mod frozen;
 mod gradients;
 mod health;
+mod initial;
 mod learned;
 mod lora;
 mod param_table;
 mod policy;
 mod shards;
 mod weights;
+
+// Layer: Exchange between ranks.
+mod exchange;
 
 // Layer: Operators of a decoder layer.
 mod adapter;
@@ -86,6 +90,7 @@ pub use arena::Parameters;
 pub use array::{Array, ArrayMut};
 pub use distill::TeacherHead;
 pub use error::TrainError;
+pub use exchange::MessageFormat;
 pub use export::TokenizerFiles;
 pub use frozen::Formats;
 pub use gradients::Gradients;
@@ -103,7 +108,7 @@ pub use optim::{
     SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
 pub use pages::Paged;
-pub use parallel::{Group, MessageFormat, ParallelOptions, follow};
+pub use parallel::{Group, ParallelOptions, follow};
 pub use param_table::{ParamInfo, ParamTable};
 pub use plan::{MemoryPlan, Options};
 pub use policy::{

@@ -13,6 +13,7 @@ use mantissa_model::{
 use crate::adapter::Dropout;
 use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::exchange::{Reduction, Remote, Unit};
 use crate::form::{Draw, Form, Histories, Making, Matrix, Rule, histories};
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{LostSignals, OperandKind, Operator, Watch};
@@ -21,7 +22,7 @@ use crate::linear::LinearOp;
 use crate::loss::{IGNORE_TARGET, Loss};
 use crate::norm::NormOp;
 use crate::ops::LayerOps;
-use crate::param_table::ParamTable;
+use crate::param_table::{ParamInfo, ParamTable};
 use crate::plan::{Options, Saved, Scratch, allocate};
 use crate::policy::{LinearPolicy, Master};
 use crate::profile::{Profile, StepPart};
@@ -61,6 +62,12 @@ pub struct TrainModel {
     pub(crate) routed: Vec<Vec<u64>>,
     /// Places of the parameters with a gradient that is not 0 throughout, where other ranks hold a part of the sums.
     pub(crate) with_gradient: Option<BTreeSet<usize>>,
+    /// amax and sum of squares of the gradient of every parameter, where other ranks hold a part of the sums.
+    pub(crate) grad_sizes: Option<Vec<(f32, f64)>>,
+    /// Weights that are divided among ranks.
+    pub(crate) remote: Option<Remote>,
+    /// Sums of gradients over ranks in the middle of a pass.
+    pub(crate) reduction: Option<Reduction>,
     /// Polled between two layers; true stops the step.
     pub(crate) stop: Option<Stop>,
 }
@@ -167,6 +174,9 @@ impl TrainModel {
             balance: Vec::new(),
             routed: expert_counts(&config),
             with_gradient: None,
+            grad_sizes: None,
+            remote: None,
+            reduction: None,
             stop: None,
             params,
             config,
@@ -299,6 +309,7 @@ impl TrainModel {
         }
         passed?;
         let loss = head(self);
+        self.completed(Unit::Head)?;
         self.balance(batch.tokens.len(), scale * loss.targets as f32);
         let passed = self.backward(batch);
         self.scratch.forms.adapters.draw = None;
@@ -323,22 +334,29 @@ impl TrainModel {
     }
 
     /// Passes the weights of all linear layers to the watch before the matmuls round them.
-    pub(crate) fn watch_weights(&self) {
+    ///
+    /// # Errors
+    /// [`TrainError::Rank`].
+    pub(crate) fn watch_weights(&mut self) -> Result<(), TrainError> {
         if self.watch.is_off() {
-            return;
+            return Ok(());
         }
-        let look = |at, policy: &LinearPolicy, weight: Range<usize>| {
-            if weight.is_empty() {
-                return; // packed
-            }
-            self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
-        };
-        for layer in &self.layers {
+        for i in 0..self.layers.len() {
+            self.reach(Unit::Layer(i))?;
+            let layer = &self.layers[i];
             for (kind, linear) in layer.linears() {
-                look(Operator::Linear(layer.index, kind), &layer.policy, linear.weight());
+                self.watch_weight(Operator::Linear(layer.index, kind), &layer.policy, linear.weight());
             }
         }
-        look(Operator::Head, &self.options.policy.head, self.head.weight());
+        self.reach(Unit::Head)?;
+        self.watch_weight(Operator::Head, &self.options.policy.head, self.head.weight());
+        Ok(())
+    }
+    fn watch_weight(&self, at: Operator, policy: &LinearPolicy, weight: Range<usize>) {
+        // Packed weights are not looked at.
+        if !weight.is_empty() {
+            self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
+        }
     }
 
     /// # Errors
@@ -418,7 +436,9 @@ impl TrainModel {
             || first_norm.is_some_and(|norm| self.grads.holds(norm.weight()));
         for i in (0..self.layers.len()).rev() {
             self.go_on()?;
+            self.reach(Unit::Layer(i))?;
             self.layer_backward(i, batch.lens, if i > 0 || below { Wanted::All } else { Wanted::Weights });
+            self.completed(Unit::Layer(i))?;
         }
         let d = self.config.hidden_size;
         let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);
@@ -440,7 +460,36 @@ impl TrainModel {
                 });
             }
         });
-        Ok(())
+        self.completed(Unit::Embedding)
+    }
+
+    /// Gathers the weights of a unit that other ranks hold.
+    pub(crate) fn reach(&mut self, unit: Unit) -> Result<(), TrainError> {
+        let Some(remote) = &mut self.remote else { return Ok(()) };
+        Ok(remote.open(unit, &mut self.params)?)
+    }
+
+    /// Gathers the weights of the unit of `param` that other ranks hold.
+    pub(crate) fn reach_param(&mut self, param: &ParamInfo) -> Result<(), TrainError> {
+        let Some(remote) = &mut self.remote else { return Ok(()) };
+        Ok(remote.open_param(&param.range, &mut self.params)?)
+    }
+
+    /// Sums the gradients that a unit completed with those of other ranks, in a step that does so unit by unit.
+    fn completed(&mut self, unit: Unit) -> Result<(), TrainError> {
+        let Some(reduction) = &mut self.reduction else { return Ok(()) };
+        Ok(reduction.unit(unit, &mut self.grads)?)
+    }
+
+    /// Returns amax and sum of squares of the gradient of parameter `index` at `range`.
+    pub(crate) fn grad_size(&self, index: usize, range: &Range<usize>) -> (f32, f64) {
+        match self.grad_sizes.as_ref().and_then(|sizes| sizes.get(index)) {
+            Some(size) => *size,
+            None => {
+                let amax = kernels().amax(&self.grads.get(range.clone()).widened());
+                (amax, self.grads.sum_squares(range.clone()))
+            }
+        }
     }
 
     /// Returns the sequences of a batch for the decoder layers.

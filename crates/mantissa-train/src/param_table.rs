@@ -98,8 +98,13 @@ impl ParamTable {
     }
 
     /// Returns all parameters in forward order, which is arena order.
-    pub fn iter(&self) -> impl Iterator<Item = &ParamInfo> {
+    pub fn iter(&self) -> impl Iterator<Item = &ParamInfo> + Clone {
         self.params.iter()
+    }
+
+    /// Returns the ranges of all parameters, in order.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + Clone {
+        self.params.iter().map(|param| param.range.clone())
     }
 
     /// Finds the parameter called `name`.
@@ -130,9 +135,26 @@ pub(crate) fn within(range: &Range<usize>, shard: &Range<usize>) -> Range<usize>
     start..range.end.clamp(start, shard.end.max(start))
 }
 
+/// Returns the parts of `range` before and after `shard`; empty where there are none.
+pub(crate) fn outside(range: &Range<usize>, shard: &Range<usize>) -> [Range<usize>; 2] {
+    let before = range.start..range.end.min(shard.start).max(range.start);
+    let after = range.start.max(shard.end).min(range.end)..range.end;
+    if shard.is_empty() { [range.clone(), range.end..range.end] } else { [before, after] }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_is_its_part_in_a_shard_and_those_outside() {
+        for (start, end) in [(10, 20), (15, 18), (0, 100), (20, 30), (0, 10), (12, 12), (5, 15), (15, 40)] {
+            let (range, shard) = (10..20, start..end);
+            let [before, after] = outside(&range, &shard);
+            let all: Vec<usize> = before.chain(within(&range, &shard)).chain(after).collect();
+            assert_eq!(all, range.collect::<Vec<_>>(), "{shard:?}");
+        }
+    }
 
     #[test]
     fn parts_of_a_shard_are_within_it() {

@@ -5,7 +5,7 @@ mod int8;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use mantissa_kernels::kernels;
+use mantissa_kernels::{kernels, release};
 use mantissa_model::zeros;
 use mantissa_num::{Code, Format, Scheme, minifloat};
 
@@ -107,6 +107,14 @@ impl Store {
         match self {
             Store::F32(values) => values.fill(0.0),
             Store::Bf16(bits) | Store::F16(bits) => bits.fill(0),
+        }
+    }
+
+    /// Sets the values at `range` to 0 and gives their memory back.
+    pub(crate) fn release(&mut self, range: Range<usize>) {
+        match self {
+            Store::F32(values) => release(&mut values[range]),
+            Store::Bf16(bits) | Store::F16(bits) => release(&mut bits[range]),
         }
     }
 

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use mantissa_kernels::kernels;
 use mantissa_model::Batch;
 use mantissa_ranks::Traffic;
 use serde::Serialize;
@@ -189,9 +188,19 @@ impl Trainer {
         if group.ranks() > 1 {
             assert!(self.teacher.is_none(), "Trainer::set_group: a teacher");
             group.compare_weights(&self.model)?;
+            group.divide_weights(&mut self.model);
         }
         self.group = Some(group);
         Ok(())
+    }
+
+    /// Gathers the weights that other ranks hold, to keep them: those of a trained model. No step follows.
+    ///
+    /// # Errors
+    /// [`TrainError::Rank`].
+    pub fn gather_weights(&mut self) -> Result<(), TrainError> {
+        let Some(remote) = self.model.remote.take() else { return Ok(()) };
+        Ok(remote.gather_all(&mut self.model.params)?)
     }
 
     /// Ends the run on the other ranks; returns what each rank sent and how long it waited, nothing for a single rank. No step
@@ -201,6 +210,7 @@ impl Trainer {
     /// [`TrainError::Rank`].
     pub fn end_group(&mut self) -> Result<Vec<Traffic>, TrainError> {
         let Some(mut group) = self.group.take_if(|group| group.ranks() > 1) else { return Ok(Vec::new()) };
+        self.model.remote = None;
         group.tell_all(&Command::End)?;
         let all = group.traffic_of_all();
         group.leave()?;
@@ -209,6 +219,7 @@ impl Trainer {
 
     /// Ends the links to the other ranks after an error, at whatever place of an exchange they are.
     pub fn abandon_group(&mut self) {
+        self.model.remote = None;
         self.group = None;
     }
 
@@ -261,13 +272,14 @@ impl Trainer {
         let operands = watch.operands(&self.model.options.policy, &self.model.config);
         let gemms = watch.gemms(&self.model.config);
         let updated = report.norm.is_some();
-        let of = |(param, counts): (&ParamInfo, &WeightCounts)| {
+        let of = |(index, (param, counts)): (usize, (&ParamInfo, &WeightCounts))| {
             let n = param.range.len();
-            let amax = kernels().amax(&self.model.grads.get(param.range.clone()).widened());
-            let norm = self.model.grads.sum_squares(param.range.clone()).sqrt() / report.loss_scale;
+            let (amax, squares) = self.model.grad_size(index, &param.range);
+            let norm = squares.sqrt() / report.loss_scale;
             counts.health(&param.tensor.name, n, (amax / report.loss_scale as f32, norm))
         };
-        let weights = self.model.params.table().iter().zip(&counts).filter(|_| updated).map(of).collect();
+        let weights =
+            self.model.params.table().iter().zip(&counts).enumerate().filter(|_| updated).map(of).collect();
         let routed = self.model.expert_tokens().iter().cloned().enumerate();
         let experts = routed.filter(|(_, tokens)| !tokens.is_empty());
         let experts = experts.map(|(layer, tokens)| ExpertHealth { layer, tokens }).collect();
@@ -377,11 +389,13 @@ impl Trainer {
     }
 
     /// Forgets what the last step saw.
-    fn begin_step(&mut self) {
-        self.model.watch_weights();
+    fn begin_step(&mut self) -> Result<(), TrainError> {
+        self.model.watch_weights()?;
         self.model.lost.clear();
         self.model.histories.forget();
         self.model.with_gradient = None;
+        self.model.grad_sizes = None;
+        Ok(())
     }
 
     /// Computes the gradients of the next batches, with the other ranks if there are any; returns the sum of the losses and the
@@ -393,7 +407,7 @@ impl Trainer {
     ) -> Result<(f64, u64), TrainError> {
         let Some(mut group) = self.group.take() else { return self.gradients(loss_scale) };
         let losses = self.read_samples().and_then(|all| {
-            self.begin_step();
+            self.begin_step()?;
             let (step, scale) = (self.progress.steps + 1, loss_scale / all as f32);
             let order = StepOrder { step, scale, loss_scale, lr, counts };
             let teacher = &mut self.teacher;
@@ -413,7 +427,7 @@ impl Trainer {
         let (mut nll, mut targets) = (0.0, 0);
         let all = self.read_samples()?;
         self.model.zero_gradients();
-        self.begin_step();
+        self.begin_step()?;
         let step = self.progress.steps + 1;
         for (batch_of_step, sample) in self.samples.iter().enumerate() {
             self.model.draw = Draw { step, batch: batch_of_step as u32 };

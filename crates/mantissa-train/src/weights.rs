@@ -65,6 +65,13 @@ impl Weights {
         }
     }
 
+    /// Sets values to 0 and gives their memory back; INT8 weights stay whole.
+    pub(crate) fn release(&mut self, range: Range<usize>) {
+        if let Weights::Float(store) = self {
+            store.release(range);
+        }
+    }
+
     /// Dtype of values that are not INT8.
     pub(crate) fn precision(&self) -> Precision {
         match self {

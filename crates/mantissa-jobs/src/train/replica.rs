@@ -7,7 +7,8 @@ use mantissa_store::Manifest;
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::config::RunConfig;
 use mantissa_train::{
-    DecayGroups, Formats, Group, Optimizer, Options, ParallelOptions, Parameters, Policy, TrainModel, Tuning,
+    DecayGroups, Formats, Group, Optimizer, Options, ParallelOptions, ParamTable, Parameters, Policy,
+    TrainModel, Tuning,
 };
 
 use crate::error::{BadInput, Result};
@@ -66,18 +67,25 @@ impl Replica {
         settings: &RunConfig,
         (rank, ranks): (usize, usize),
     ) -> Result<(TrainModel, Optimizer)> {
+        let (chosen, recipe) = (&settings.optimizer, settings.optimizer.recipe());
+        // Of weights that are divided among ranks the others take no memory here.
+        let shard = (self.parallel.zero >= 3 && ranks > 1).then(|| {
+            let table = ParamTable::with_scales(&self.config, &self.policy);
+            recipe.shards(&table, &self.policy, ranks).swap_remove(rank)
+        });
         let params = match (&self.init, &self.tuning) {
             (Some(files), Some((tuning, _))) => {
                 Parameters::tuned(files, &self.config, tuning, &self.policy, self.options.threads)?
             }
-            (Some(files), None) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
+            (Some(files), None) => {
+                Parameters::load_part(files, &self.config, self.policy.initial_weights(), shard)?
+            }
             (None, _) => {
                 let (std, precision) = (settings.model.std as f32, self.policy.initial_weights());
-                Parameters::random_as(&self.config, std, settings.seed, precision)?
+                Parameters::random_part(&self.config, std, settings.seed, precision, shard)?
             }
         };
         let params = params.with_scales(&self.config, &self.policy)?;
-        let (chosen, recipe) = (&settings.optimizer, settings.optimizer.recipe());
         let optimizer = match self.parallel.zero > 0 && ranks > 1 {
             true => Optimizer::for_rank(&params, &self.policy, &recipe, (rank, ranks))?,
             false => Optimizer::new(&params, &self.policy, &recipe)?,

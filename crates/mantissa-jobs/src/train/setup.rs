@@ -253,8 +253,17 @@ fn memory(
     merged: Precision,
 ) -> Vec<(&'static str, u64)> {
     let Replica { config, options, parallel, .. } = replica;
-    let model = plan.bytes();
+    let batches = settings.data.accumulate / parallel.leaves.max(1);
+    let [weights, gradients] = parallel.shares(config, table, ranks.count(), batches);
     let mut memory = plan.entries;
+    for (what, bytes) in &mut memory {
+        // What other ranks hold takes no memory here.
+        let share = [("parameters", weights), ("gradients", gradients)];
+        if let Some((_, share)) = share.into_iter().find(|(divided, _)| divided == what) {
+            *bytes = (*bytes as f64 * share) as u64;
+        }
+    }
+    let model: u64 = memory.iter().map(|(_, bytes)| bytes).sum();
     let recipe = settings.optimizer.recipe();
     let state = match parallel.zero > 0 && ranks.count() > 1 {
         true => recipe.bytes_of_rank(table, &options.policy, ranks.count()),

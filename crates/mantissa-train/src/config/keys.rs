@@ -212,7 +212,8 @@ options! {
     pub struct Parallel {
         /// parts of a step, 1, 2, 4 or 8, which ranks divide: data.accumulate is a multiple
         leaves: usize = 1, AtLeast(1);
-        /// stage of ZeRO: 0, or 1 for a part of the optimizer's state on each rank; changes no result
+        /// stage of ZeRO: what each rank has a part of; 0: nothing, 1: the optimizer's state, 2: gradients too, 3: weights too; changes no
+        /// result
         zero: u64 = 0, AtLeast(0);
         /// format of exchanged gradients, of which each leaf makes up for what it lost: f32, sign, or a scheme such as int8-g256
         gradients: String = "f32".to_owned(), Text;

@@ -67,12 +67,12 @@ impl MasterCopy {
             Master::Int8 { seed } => MasterCopy::Int8 { seed },
             Master::F32 => {
                 let mut values = zeros(n).ok_or(memory)?;
-                values.copy_from_slice(&params.values()[shard]);
+                values.copy_from_slice(&params.f32(&shard));
                 MasterCopy::F32(Kept { first, values })
             }
             Master::Remainder => {
                 let mut values = zeros(n).ok_or(memory)?;
-                for (low, value) in values.iter_mut().zip(&params.values()[shard]) {
+                for (low, value) in values.iter_mut().zip(&*params.f32(&shard)) {
                     *low = split(*value).1;
                 }
                 MasterCopy::Remainder(Kept { first, values })

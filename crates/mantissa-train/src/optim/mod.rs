@@ -74,9 +74,14 @@ impl OptimizerSpec {
         bytes + 4 * scratch as u64
     }
 
+    /// Cuts the parameters of `table` into the parts that `ranks` ranks update.
+    pub fn shards(&self, table: &ParamTable, policy: &Policy, ranks: usize) -> Vec<Range<usize>> {
+        cut(table, |param| is_elementwise(&*self.method, policy.master, param), ranks)
+    }
+
     /// Bytes of the largest part of the optimizer state in memory that one of `ranks` ranks keeps.
     pub fn bytes_of_rank(&self, table: &ParamTable, policy: &Policy, ranks: usize) -> u64 {
-        let shards = cut(table, |param| is_elementwise(&*self.method, policy.master, param), ranks);
+        let shards = self.shards(table, policy, ranks);
         let of = |shard: &Range<usize>| {
             let params =
                 table.iter().map(|param| (self.method.layout(param), within(&param.range, shard).len()));
@@ -145,8 +150,7 @@ impl Optimizer {
         recipe: &OptimizerSpec,
         (rank, ranks): (usize, usize),
     ) -> Result<Self, LoadError> {
-        let is_elementwise = |param: &ParamInfo| is_elementwise(&*recipe.method, policy.master, param);
-        let shard = cut(params.table(), is_elementwise, ranks).swap_remove(rank);
+        let shard = recipe.shards(params.table(), policy, ranks).swap_remove(rank);
         Self::allocate(params, policy, recipe, Some(shard))
     }
 

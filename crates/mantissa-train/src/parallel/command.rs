@@ -13,6 +13,8 @@ pub(crate) enum Command {
     Load,
     /// Send the state.
     Save,
+    /// Send the own part of the weights of a unit.
+    Lend(u64),
     /// The run is over.
     End,
 }
@@ -45,6 +47,7 @@ const STEP: u8 = 0;
 const LOAD: u8 = 1;
 const SAVE: u8 = 2;
 const END: u8 = 3;
+const LEND: u8 = 4;
 
 impl Command {
     /// Returns the message.
@@ -69,6 +72,10 @@ impl Command {
             Command::Load => out.byte(LOAD),
             Command::Save => out.byte(SAVE),
             Command::End => out.byte(END),
+            Command::Lend(unit) => {
+                out.byte(LEND);
+                out.u64(*unit);
+            }
         }
         out.0
     }
@@ -100,6 +107,7 @@ impl Command {
             LOAD => Command::Load,
             SAVE => Command::Save,
             END => Command::End,
+            LEND => Command::Lend(from.u64()?),
             _ => return None,
         })
     }
@@ -121,7 +129,7 @@ mod tests {
         let sample = Sample { tokens: vec![1, 2, 3], targets: vec![2, 3, u32::MAX], lens: vec![2, 1] };
         let order = StepOrder { step: 7, scale: 0.125, loss_scale: 2.0, lr: 1e-3, counts: true };
         let work = StepWork { order, batches: vec![sample; 2] };
-        for command in [Command::Step(work), Command::Load, Command::Save, Command::End] {
+        for command in [Command::Step(work), Command::Load, Command::Save, Command::Lend(7), Command::End] {
             let bytes = command.to_bytes();
             assert_eq!(Command::from_bytes(&bytes).unwrap(), command);
             for cut in 0..bytes.len() {

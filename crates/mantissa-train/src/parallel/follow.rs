@@ -1,6 +1,6 @@
 //! Ranks other than 0: they do what rank 0 tells them until the run is over.
 
-use mantissa_ranks::Traffic;
+use mantissa_ranks::{Link, Traffic};
 
 use super::command::{Command, StepWork};
 use super::group::Group;
@@ -20,16 +20,26 @@ pub fn follow(
     mut group: Group,
 ) -> Result<Traffic, TrainError> {
     group.compare_weights(&model)?;
+    group.divide_weights(&mut model);
     loop {
         let message = group.link.receive(0)?;
         match Command::from_bytes(&message)? {
             Command::Step(work) => step(&mut model, &mut optimizer, &mut group, &work)?,
             Command::Load => {
-                group.share_weights(&mut model)?;
+                group.share_weights(&mut model, |_, _| Ok(()))?;
                 group.receive_state(&mut optimizer)?;
             }
             Command::Save => group.send_state(&optimizer)?,
-            Command::End => return Ok(group.leave()?),
+            Command::Lend(unit) => {
+                if let Some(remote) = &mut model.remote {
+                    remote.lend(unit, &model.params)?;
+                }
+            }
+            Command::End => {
+                // Its end of the links goes with it.
+                model.remote = None;
+                return Ok(group.leave()?);
+            }
         }
     }
 }

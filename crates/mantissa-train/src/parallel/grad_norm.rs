@@ -5,10 +5,11 @@ use std::ops::Range;
 use mantissa_kernels::kernels;
 use mantissa_ranks::{Link, RankError, Reader, Writer};
 
-use super::exchange::{length, to_all};
+use crate::exchange::{length, to_all};
 use crate::gradients::Gradients;
 use crate::param_table::within;
 use crate::shards::PIECE;
+use crate::store::Store;
 
 /// Returns the norm of the gradients whose parts the ranks hold, with the bits of the norm of the whole: rank 0 sums the pieces
 /// in their order.
@@ -54,6 +55,43 @@ pub(super) fn grad_norm(
     let norm = sum.sqrt();
     to_all(link, &norm.to_bits().to_le_bytes())?;
     Ok(norm)
+}
+
+/// Returns amax and sum of squares of the gradients of every parameter on rank 0, which takes the parts of one parameter at a time;
+/// `None` on other ranks.
+///
+/// # Errors
+/// [`RankError`].
+pub(super) fn grad_sizes(
+    link: &mut dyn Link,
+    params: impl Iterator<Item = Range<usize>>,
+    shards: &[Range<usize>],
+    grads: &Gradients,
+) -> Result<Option<Vec<(f32, f64)>>, RankError> {
+    let (own, precision) = (link.rank(), grads.store().precision());
+    let mut sizes = Vec::new();
+    for param in params {
+        let mut bytes = Vec::new();
+        for (rank, shard) in shards.iter().enumerate() {
+            let part = within(&param, shard);
+            if part.is_empty() {
+                continue;
+            }
+            match (rank == own, own == 0) {
+                (true, true) => bytes.extend(grads.get(part).float_bytes()),
+                (true, false) => link.send(0, grads.get(part).float_bytes())?,
+                (false, true) => bytes.extend(link.receive(rank)?),
+                (false, false) => {}
+            }
+        }
+        if own == 0 {
+            let whole = Store::from_le_bytes(precision, param.len(), &bytes);
+            let whole = whole.ok_or_else(|| length(0, &bytes))?;
+            let values = whole.get(0..param.len()).widened().into_owned();
+            sizes.push((kernels().amax(&values), kernels().sum_squares_f64(&values)));
+        }
+    }
+    Ok((own == 0).then_some(sizes))
 }
 
 /// Divides the part of an arena of `len` values into the pieces over which its norm is summed; pieces that the shard shares

@@ -2,35 +2,38 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use mantissa_model::{Batch, LoadError, zeros};
-use mantissa_ranks::{Alone, Link, RankError, Reader, Traffic, Writer};
+use mantissa_ranks::{Alone, Link, RankError, Reader, SharedLink, Traffic, Writer};
 
 use super::command::{Command, StepOrder, StepWork};
-use super::exchange::{Bucket, buckets, gather, gather_sums, length, reduce, to_all};
-use super::grad_norm::grad_norm;
+use super::grad_norm::{grad_norm, grad_sizes};
 use super::inventory::Inventory;
-use super::message::MessageFormat;
 use super::options::ParallelOptions;
 use super::statistics::{Losses, Statistics};
-use super::tree::{Tree, most_waiting};
 use crate::arena::Parameters;
 use crate::data::Sample;
 use crate::error::TrainError;
+use crate::exchange::{
+    Bucket, MessageFormat, Reduction, Remote, Tree, Units, buckets, encode, gather, gather_sums, length,
+    most_waiting, pieces, read_piece, read_stored, reduce, sum_coded, to_all,
+};
 use crate::form::Draw;
 use crate::health::WeightCounts;
 use crate::loss::Loss;
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
-use crate::param_table::{ParamInfo, within};
+use crate::param_table::within;
 use crate::store::Store;
 
 /// One rank among those of a run.
 #[derive(Debug)]
 pub struct Group {
-    pub(super) link: Box<dyn Link>,
+    pub(super) link: SharedLink,
     options: ParallelOptions,
     pub(super) shards: Vec<Range<usize>>,
+    units: Arc<Units>,
     /// Sum of what the own leaves sent in few bits and should have sent, by leaf; empty for unquantized gradients.
     pub(super) errors: Vec<Vec<f32>>,
     /// Scale of the loss that the errors belong to.
@@ -41,6 +44,8 @@ pub struct Group {
     spare: Vec<Store>,
     /// Gradients of the own leaves in few bits, by leaf and rank that sums them.
     coded: Vec<Vec<Vec<u8>>>,
+    /// True if the last pass summed its gradients unit by unit.
+    is_summed: bool,
     /// What the other ranks sent and waited for up to the last step, on rank 0.
     others: Vec<Traffic>,
 }
@@ -83,14 +88,16 @@ impl Group {
             }
         }
         let mut group = Group {
-            link,
+            link: SharedLink::new(link),
             options: options.clone(),
             shards,
+            units: Arc::new(Units::new(&model.config, table)),
             errors,
             error_scale: 1.0,
             inventories: Vec::new(),
             spare,
             coded: Vec::new(),
+            is_summed: false,
             others: vec![Traffic::default(); ranks.saturating_sub(1)],
         };
         group.meet(optimizer)?;
@@ -139,7 +146,7 @@ impl Group {
     /// [`RankError`].
     pub(crate) fn leave(self) -> Result<Traffic, RankError> {
         let traffic = self.link.traffic();
-        self.link.leave().map(|()| traffic)
+        Box::new(self.link).leave().map(|()| traffic)
     }
 
     /// Number of leaves.
@@ -159,7 +166,26 @@ impl Group {
     }
 
     pub(super) fn shards_state(&self) -> bool {
-        self.options.zero > 0 && self.link.size() > 1
+        self.reaches(1)
+    }
+
+    /// True if this stage of ZeRO divides something: a single rank has all.
+    fn reaches(&self, stage: u8) -> bool {
+        self.options.zero >= stage && self.link.size() > 1
+    }
+
+    /// Leaves the weights of other ranks' parts to them with [ZeRO](ParallelOptions::zero) 3; all ranks have the same ones so far.
+    pub(crate) fn divide_weights(&self, model: &mut TrainModel) {
+        if self.reaches(3) {
+            let remote = Remote::new(
+                self.link.clone(),
+                &self.shards,
+                &self.units,
+                |unit| Command::Lend(unit).to_bytes(),
+                &mut model.params,
+            );
+            model.remote = Some(remote);
+        }
     }
 
     /// Runs the forward and backward of a step over all ranks, on rank 0; returns the losses of all batches. The model then has the
@@ -181,11 +207,14 @@ impl Group {
             self.link.send(rank, Command::Step(StepWork { order, batches }).to_bytes())?;
         }
         let own = &batches[of(self.leaves_of(0))];
-        // What a leaf sent in few bits is in its errors already: such a step is not dropped.
-        let stop = model.stop.take_if(|_| !self.options.gradients.is_plain());
+        // What a leaf sent in few bits is in its errors already, and ranks that exchange within a pass wait for each other: such a
+        // step is not dropped.
+        let stop = model.stop.take_if(|_| !self.options.gradients.is_plain() || self.reaches(2));
         let computed = self.compute(model, own, &order, pass);
         model.stop = model.stop.take().or(stop);
-        to_all(&mut *self.link, &[u8::from(computed.is_ok())])?;
+        if !self.reaches(2) {
+            to_all(&mut self.link, &[u8::from(computed.is_ok())])?;
+        }
         let mut losses = computed?;
         self.sum(model, order.counts)?;
         let mut places = self.places_with_gradient(model);
@@ -204,7 +233,7 @@ impl Group {
         model.with_gradient = (self.link.size() > 1).then_some(places);
         let mut seen = Writer::default();
         seen.indices(&model.histories.seen());
-        to_all(&mut *self.link, &seen.0)?;
+        to_all(&mut self.link, &seen.0)?;
         Ok(losses)
     }
 
@@ -219,7 +248,7 @@ impl Group {
     ) -> Result<bool, TrainError> {
         let StepWork { order, batches } = work;
         let losses = self.compute(model, batches, order, TrainModel::forward_backward)?;
-        if self.link.receive(0)? != [1] {
+        if !self.reaches(2) && self.link.receive(0)? != [1] {
             return Ok(false);
         }
         self.sum(model, order.counts)?;
@@ -238,15 +267,58 @@ impl Group {
         &mut self,
         model: &mut TrainModel,
         batches: &[Sample],
-        &StepOrder { step, scale, loss_scale, .. }: &StepOrder,
+        order: &StepOrder,
         mut pass: impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
+    ) -> Result<Losses, TrainError> {
+        self.rescale_errors(order.loss_scale);
+        model.routed.iter_mut().for_each(|counts| counts.fill(0));
+        model.remote.iter_mut().for_each(|remote| remote.set_together(true));
+        // Gradients of several batches are summed in memory before they are exchanged.
+        self.is_summed = self.reaches(2) && batches.len() == 1 && self.options.leaves == self.link.size();
+        let computed = match self.is_summed {
+            true => self.compute_by_unit(model, &batches[0], order, &mut pass),
+            false => self.compute_leaves(model, batches, order, &mut pass),
+        };
+        model.remote.iter_mut().for_each(|remote| remote.set_together(false));
+        computed
+    }
+
+    /// Computes and sums the gradients of the only batch of the only leaf, unit by unit.
+    fn compute_by_unit(
+        &mut self,
+        model: &mut TrainModel,
+        Sample { tokens, targets, lens }: &Sample,
+        &StepOrder { step, scale, .. }: &StepOrder,
+        pass: &mut impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
+    ) -> Result<Losses, TrainError> {
+        model.grads.release();
+        model.draw = Draw { step, batch: self.link.rank() as u32 };
+        model.reduction = Some(Reduction {
+            link: self.link.clone(),
+            shards: self.shards.clone(),
+            units: Arc::clone(&self.units),
+            format: self.options.gradients.clone(),
+            errors: self.errors.pop().unwrap_or_default(),
+        });
+        let computed = pass(model, &Batch { tokens, lens }, targets, scale);
+        if let Some(reduction) = model.reduction.take().filter(|_| !self.options.gradients.is_plain()) {
+            self.errors.push(reduction.errors);
+        }
+        computed.map(|loss| vec![(loss.nll, loss.targets as u64)])
+    }
+
+    /// Computes the gradients of the own leaves, each over its batches.
+    fn compute_leaves(
+        &mut self,
+        model: &mut TrainModel,
+        batches: &[Sample],
+        &StepOrder { step, scale, .. }: &StepOrder,
+        pass: &mut impl FnMut(&mut TrainModel, &Batch<'_>, &[u32], f32) -> Result<Loss, TrainError>,
     ) -> Result<Losses, TrainError> {
         let own = self.leaves_of(self.link.rank());
         let each = batches.len() / own.len().max(1);
-        self.rescale_errors(loss_scale);
         let (mut losses, mut tree) = (Losses::new(), Tree::default());
         let mut coded: Vec<Vec<Vec<u8>>> = Vec::new();
-        model.routed.iter_mut().for_each(|counts| counts.fill(0));
         for (place, leaf) in own.clone().enumerate() {
             model.grads.zero();
             for (i, sample) in batches[place * each..(place + 1) * each].iter().enumerate() {
@@ -261,7 +333,8 @@ impl Group {
                 }
             }
             if !self.options.gradients.is_plain() {
-                coded.push(self.encode(model, place));
+                let (format, errors) = (&self.options.gradients, &mut self.errors[place]);
+                coded.push(encode(format, model.params.table().iter(), &self.shards, &model.grads, errors));
                 continue;
             }
             let next = match place + 1 < own.len() {
@@ -280,29 +353,6 @@ impl Group {
         Ok(losses)
     }
 
-    /// Makes the messages of a leaf's gradients in few bits, one for every rank, and keeps what they lose.
-    fn encode(&mut self, model: &TrainModel, place: usize) -> Vec<Vec<u8>> {
-        let (format, errors) = (&self.options.gradients, &mut self.errors[place]);
-        let plain = MessageFormat::default();
-        let table = model.params.table();
-        let message = |shard: &Range<usize>| {
-            let mut message = Vec::new();
-            for (piece, coded) in pieces(table.iter(), shard) {
-                let mut values = model.grads.get(piece.clone()).widened().into_owned();
-                let format = if coded { format } else { &plain };
-                let errors = &mut errors[piece];
-                values.iter_mut().zip(&*errors).for_each(|(value, error)| *value += error);
-                let wanted = values.clone();
-                if format.write(&mut values, &mut message) {
-                    let lost = wanted.iter().zip(&values).map(|(wanted, sent)| wanted - sent);
-                    errors.iter_mut().zip(lost).for_each(|(error, lost)| *error = lost);
-                }
-            }
-            message
-        };
-        self.shards.iter().map(message).collect()
-    }
-
     /// Multiplies the errors by the change of the loss scale.
     fn rescale_errors(&mut self, loss_scale: f32) {
         let factor = loss_scale / self.error_scale;
@@ -319,53 +369,23 @@ impl Group {
 
     /// Sums the gradients of all leaves: this rank's part of them, or without ZeRO, and where `all` are looked at, all of them.
     fn sum(&mut self, model: &mut TrainModel, all: bool) -> Result<(), TrainError> {
-        let (link, table) = (&mut *self.link, model.params.table());
-        match self.options.gradients.is_plain() {
-            true => reduce(link, table, &self.shards, &mut model.grads)?,
-            false => self.sum_coded(model)?,
-        }
-        if all || !self.shards_state() {
-            gather_sums(&mut *self.link, model.params.table(), &self.shards, &mut model.grads)?;
-        }
-        Ok(())
-    }
-
-    /// Sums gradients in few bits.
-    fn sum_coded(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
-        let (own, ranks) = (self.link.rank(), self.link.size());
-        let mut kept = Vec::new();
-        for messages in std::mem::take(&mut self.coded) {
-            for (rank, message) in messages.into_iter().enumerate() {
-                match rank == own {
-                    true => kept.push(message),
-                    false => self.link.send(rank, message)?,
+        let TrainModel { params, grads, .. } = model;
+        let (link, table, shards) = (&mut self.link, params.table(), &self.shards);
+        if !self.is_summed {
+            match self.options.gradients.is_plain() {
+                true => reduce(link, table.ranges(), shards, grads)?,
+                false => {
+                    let (format, messages) = (&self.options.gradients, std::mem::take(&mut self.coded));
+                    sum_coded(link, format, table.iter(), shards, messages, grads)?;
                 }
             }
         }
-        let mut kept = kept.into_iter();
-        let shard = self.shards[own].clone();
-        let pieces: Vec<_> = pieces(model.params.table().iter(), &shard).collect();
-        let plain = MessageFormat::default();
-        let mut tree = Tree::default();
-        for rank in 0..ranks {
-            for _ in self.leaves_of(rank) {
-                let message =
-                    if rank == own { kept.next().unwrap_or_default() } else { self.link.receive(rank)? };
-                let (mut values, mut rest) = (vec![0.0; shard.len()], &message[..]);
-                for (piece, coded) in &pieces {
-                    let to = &mut values[piece.start - shard.start..piece.end - shard.start];
-                    let format = if *coded { &self.options.gradients } else { &plain };
-                    format.read(&mut rest, to).ok_or_else(|| length(rank, &message))?;
-                }
-                tree.push(values, |left, right| {
-                    left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
-                });
+        if self.reaches(2) {
+            if all {
+                model.grad_sizes = grad_sizes(&mut self.link, table.ranges(), shards, grads)?;
             }
-        }
-        let sum = tree.finish().unwrap_or_default();
-        for (piece, _) in pieces {
-            let values = &sum[piece.start - shard.start..piece.end - shard.start];
-            model.grads.store_mut().set(piece.start, values);
+        } else if all || !self.shards_state() {
+            gather_sums(&mut self.link, table.ranges(), shards, grads)?;
         }
         Ok(())
     }
@@ -396,12 +416,16 @@ impl Group {
             self.round_weights(model, optimizer, &all);
             return Ok(norm);
         }
-        let norm = grad_norm(&mut *self.link, &self.shards, &model.grads)? / f64::from(loss_scale);
+        let norm = grad_norm(&mut self.link, &self.shards, &model.grads)? / f64::from(loss_scale);
         let norm = optimizer.step_with_norm(model, lr, loss_scale.into(), (norm, counts))?;
         let shard = self.shards[self.link.rank()].clone();
-        match self.round_weights(model, optimizer, &shard) {
-            Some(message) => self.gather_rounded(model, &message)?,
-            None => self.gather_weights(model)?,
+        if model.remote.is_some() {
+            self.leave_weights(model, optimizer, &shard);
+        } else {
+            match self.round_weights(model, optimizer, &shard) {
+                Some(message) => self.gather_rounded(model, &message)?,
+                None => self.gather_weights(model)?,
+            }
         }
         if let Some(counts) = counts {
             self.gather_counts(counts)?;
@@ -418,38 +442,36 @@ impl Group {
         shard: &Range<usize>,
     ) -> Option<Vec<u8>> {
         let format = self.options.gather.as_ref()?;
-        let mut message = Vec::new();
         let pieces: Vec<_> = pieces(model.params.table().iter(), shard).collect();
-        for (piece, is_matrix) in pieces {
-            match optimizer.master(&piece).filter(|_| is_matrix) {
-                Some(master) => {
-                    let mut values = master.to_vec();
-                    format.write(&mut values, &mut message);
-                    model.params.set(piece.start, &values);
-                }
-                None => message.extend(model.params.piece_bytes(piece)),
-            }
-        }
-        Some(message)
+        Some(round(format, pieces, &mut model.params, optimizer))
+    }
+
+    /// Leaves updated weights to the ranks that hold them, rounded to the format in which they are gathered.
+    fn leave_weights(&self, model: &mut TrainModel, optimizer: &Optimizer, shard: &Range<usize>) {
+        let Some(remote) = &mut model.remote else { return };
+        let params = &mut model.params;
+        let coded = self.options.gather.clone().map(|format| {
+            let of = |unit: usize| {
+                round(&format, pieces(self.units.reads(unit), shard).collect(), params, optimizer)
+            };
+            let messages = (0..self.units.count()).map(of).collect();
+            (format, messages)
+        });
+        remote.renew(params, coded);
     }
 
     /// Gathers weights in few bits; `message` is that of the own shard.
     fn gather_rounded(&mut self, model: &mut TrainModel, message: &[u8]) -> Result<(), TrainError> {
         let Some(format) = self.options.gather.clone() else { return Ok(()) };
-        to_all(&mut *self.link, message)?;
+        to_all(&mut self.link, message)?;
         let own = self.link.rank();
         for (rank, shard) in self.shards.iter().enumerate().filter(|(rank, _)| *rank != own) {
             let message = self.link.receive(rank)?;
             let mut rest = &message[..];
             let pieces: Vec<_> = pieces(model.params.table().iter(), shard).collect();
             for (piece, is_matrix) in pieces {
-                let mut values = vec![0.0; if is_matrix { piece.len() } else { 0 }];
-                let read = match is_matrix {
-                    true => format.read(&mut rest, &mut values),
-                    false => model.params.set_piece(piece.clone(), &mut rest),
-                };
-                read.ok_or_else(|| length(rank, &message))?;
-                model.params.set(piece.start, &values);
+                read_piece(&format, &piece, is_matrix, &mut rest, &mut model.params)
+                    .ok_or_else(|| length(rank, &message))?;
             }
             if !rest.is_empty() {
                 return Err(length(rank, &message).into());
@@ -461,14 +483,12 @@ impl Group {
     /// Gathers the weights that the ranks updated.
     fn gather_weights(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
         let (table, whole) = (model.params.table(), model.params.are_whole());
-        let all: Vec<_> = self.shards.iter().map(|shard| buckets(table, shard, 4, whole)).collect();
+        let all: Vec<_> = self.shards.iter().map(|shard| buckets(table.ranges(), shard, 4, whole)).collect();
         let bytes = |params: &Parameters, bucket: &Bucket| -> Vec<u8> {
             bucket.iter().flat_map(|piece| params.piece_bytes(piece.clone())).collect()
         };
-        Ok(gather(&mut *self.link, &all, &mut model.params, bytes, |params, bucket, message| {
-            let mut rest = message;
-            bucket.iter().try_for_each(|piece| params.set_piece(piece.clone(), &mut rest))?;
-            rest.is_empty().then_some(())
+        Ok(gather(&mut self.link, &all, &mut model.params, bytes, |params, bucket, message| {
+            read_stored(bucket, message, params)
         })?)
     }
 
@@ -514,11 +534,23 @@ fn add_and_keep(left: &mut Store, right: Store, spare: &mut Vec<Store>) {
     spare.push(right);
 }
 
-/// Lists the pieces of parameters in a shard, each with whether its gradients are sent in few bits: those of matrices are.
-fn pieces<'a>(
-    params: impl Iterator<Item = &'a ParamInfo>,
-    shard: &Range<usize>,
-) -> impl Iterator<Item = (Range<usize>, bool)> {
-    let piece = |param: &ParamInfo| (within(&param.range, shard), param.tensor.shape.len() > 1);
-    params.map(piece).filter(|(piece, _)| !piece.is_empty())
+/// Rounds the pieces that are of matrices to `format`, from their master copy; returns the message of all pieces.
+fn round(
+    format: &MessageFormat,
+    pieces: Vec<(Range<usize>, bool)>,
+    params: &mut Parameters,
+    optimizer: &Optimizer,
+) -> Vec<u8> {
+    let mut message = Vec::new();
+    for (piece, is_matrix) in pieces {
+        match optimizer.master(&piece).filter(|_| is_matrix) {
+            Some(master) => {
+                let mut values = master.to_vec();
+                format.write(&mut values, &mut message);
+                params.set(piece.start, &values);
+            }
+            None => message.extend(params.piece_bytes(piece)),
+        }
+    }
+    message
 }

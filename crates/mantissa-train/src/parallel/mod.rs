@@ -1,4 +1,4 @@
-//! Training over ranks: data parallel, with sharded optimizer states (ZeRO) and gradients in few bits.
+//! Training over ranks: data parallel, with sharded optimizer states, gradients and weights (ZeRO) and gradients in few bits.
 //!
 //! A step has a fixed number of *leaves* (logical workers), each with its own batches. Gradients of a leaf are summed over
 //! its batches in their order, and those of the leaves as a binary tree ([`tree`]). Ranks host whole leaves and exchange
@@ -17,23 +17,21 @@
 //!
 //! Bytes that a rank sends in a step, for N parameters of g bytes each in gradients and w in weights: unquantized gradients `(R - 1)/R · N g`, and again for the sums (ZeRO 0) or `(R - 1)/R · N w` (ZeRO 1); with gradients in b bits,
 //! `leaves/R · (R - 1)/R · N b/8` instead of the first. With ZeRO 1 rank 0 also gets a piece of 65536 gradients for every end of a
-//! shard within one, for the norm.
+//! shard within one, for the norm. With ZeRO 2 the sums are those of ZeRO 1, layer by layer where a rank has one batch. With ZeRO 3
+//! each of a rank's b batches gathers the weights of every decoder layer twice, those of embedding and head once (a tied head the
+//! embedding again): `(R - 1)/R · b · (2 N - embedding - head) w` instead of the weights of ZeRO 1.
 
 mod command;
-mod exchange;
 mod follow;
 mod grad_norm;
 mod group;
 mod inventory;
-mod message;
 mod options;
 mod state;
 mod statistics;
-mod tree;
 
 pub use follow::follow;
 pub use group::Group;
-pub use message::MessageFormat;
 pub use options::ParallelOptions;
 
 pub(crate) use command::{Command, StepOrder};

@@ -1,8 +1,9 @@
 //! Settings of a run over ranks.
 
-use super::exchange::BUCKET;
-use super::message::MessageFormat;
-use super::tree::most_waiting;
+use mantissa_model::ModelConfig;
+
+use crate::exchange::{BUCKET, MessageFormat, Units, most_waiting};
+use crate::param_table::ParamTable;
 use crate::shards::PIECE;
 use crate::store::Precision;
 
@@ -11,7 +12,8 @@ use crate::store::Precision;
 pub struct ParallelOptions {
     /// Logical workers of a step, a power of two. The bits of a run depend on it, and not on the number of ranks.
     pub leaves: usize,
-    /// Stage of ZeRO: 0 keeps everything on every rank, 1 shards the optimizer state and master weights.
+    /// Stage of ZeRO: 0 keeps everything on every rank, 1 divides the optimizer's state and master weights among them, 2 also
+    /// gradients where each rank computes one batch a step, 3 also the weights.
     pub zero: u8,
     /// Format of exchanged gradients.
     pub gradients: MessageFormat,
@@ -30,6 +32,18 @@ impl ParallelOptions {
     /// True if a step is that of a single worker with unquantized gradients.
     pub fn is_plain(&self) -> bool {
         self.leaves <= 1 && self.gradients.is_plain() && self.gather.is_none()
+    }
+
+    /// Returns the shares of weights and gradients that one of `ranks` ranks holds at most, whose leaves have `batches` batches each.
+    pub fn shares(&self, config: &ModelConfig, table: &ParamTable, ranks: usize, batches: usize) -> [f64; 2] {
+        let units = Units::new(config, table);
+        let all = table.len().max(1) as f64;
+        let part = |largest: usize| (1.0 / ranks.max(1) as f64 + largest as f64 / all).min(1.0);
+        let by_unit = self.leaves == ranks && batches == 1;
+        [
+            if self.zero >= 3 && ranks > 1 { part(units.most_read()) } else { 1.0 },
+            if self.zero >= 2 && ranks > 1 && by_unit { part(units.most_completed()) } else { 1.0 },
+        ]
     }
 
     /// Bytes of sums that wait, of the errors of gradients in few bits, and of messages on one of `ranks` ranks, for `len`

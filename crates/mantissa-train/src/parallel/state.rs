@@ -4,13 +4,15 @@ use mantissa_ranks::{Link, RankError, Reader};
 use mantissa_store::FileDigest;
 
 use super::command::Command;
-use super::exchange::{length, to_all};
 use super::group::Group;
 use super::inventory::SharedArray;
+use crate::arena::Parameters;
 use crate::array::{Array, ArrayMut};
 use crate::error::TrainError;
+use crate::exchange::{length, to_all};
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
+use crate::param_table::{ParamInfo, within};
 
 impl Group {
     /// Lists the arrays of the optimizer's state, whose parts the ranks keep; `tensors` are the names of the parameters.
@@ -29,7 +31,7 @@ impl Group {
     /// # Errors
     /// [`RankError`].
     pub(crate) fn tell_all(&mut self, command: &Command) -> Result<(), TrainError> {
-        Ok(to_all(&mut *self.link, &command.to_bytes())?)
+        Ok(to_all(&mut self.link, &command.to_bytes())?)
     }
 
     /// Asks `rank` for the next array of its state: one at a time, so that none waits in memory.
@@ -75,9 +77,12 @@ impl Group {
         let pieces = model.params.table().iter().map(|param| model.params.piece_bytes(param.range.clone()));
         // The frozen weights behind adapters too.
         let base = model.params.base_digest().map(|digest| digest.as_bytes().to_vec());
-        let own = FileDigest::of_pieces(pieces.chain(base)).hex();
+        let own = match model.params.made() {
+            Some(hash) => hash.to_owned(),
+            None => FileDigest::of_pieces(pieces.chain(base)).hex(),
+        };
         if self.link.rank() == 0 {
-            return Ok(to_all(&mut *self.link, own.as_bytes())?);
+            return Ok(to_all(&mut self.link, own.as_bytes())?);
         }
         let rank = self.link.rank();
         let expected = self.link.receive(0)?;
@@ -89,26 +94,54 @@ impl Group {
         if expected == own.as_bytes() { Ok(()) } else { Err(differs().into()) }
     }
 
-    /// Sends the weights and the histories of amax of rank 0 to the others.
+    /// Sends the weights and the histories of amax of rank 0 to the others. Weights that are divided among ranks are `read` one after
+    /// another, and each rank gets its part.
     ///
     /// # Errors
-    /// [`RankError`].
-    pub(crate) fn share_weights(&mut self, model: &mut TrainModel) -> Result<(), TrainError> {
-        let places: Vec<_> = model.params.table().iter().map(|param| param.range.clone()).collect();
-        let is_first = self.link.rank() == 0;
-        for place in places {
-            if is_first {
-                to_all(&mut *self.link, &model.params.piece_bytes(place))?;
+    /// [`RankError`]; those of `read`.
+    pub(crate) fn share_weights(
+        &mut self,
+        model: &mut TrainModel,
+        read: impl Fn(&mut Parameters, &ParamInfo) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let params: Vec<ParamInfo> = model.params.table().iter().cloned().collect();
+        let (own, divided) = (self.link.rank(), model.remote.is_some());
+        for param in &params {
+            let part = |rank: usize| match divided {
+                true => within(&param.range, &self.shards[rank]),
+                false => param.range.clone(),
+            };
+            if own > 0 {
+                let part = part(own);
+                if part.is_empty() {
+                    continue;
+                }
+                let message = self.link.receive(0)?;
+                let mut rest = &message[..];
+                let set = model.params.set_piece(part, &mut rest).filter(|()| rest.is_empty());
+                set.ok_or_else(|| length(0, &message))?;
                 continue;
             }
-            let message = self.link.receive(0)?;
-            let mut rest = &message[..];
-            let set = model.params.set_piece(place, &mut rest).filter(|()| rest.is_empty());
-            set.ok_or_else(|| length(0, &message))?;
+            if divided {
+                read(&mut model.params, param)?;
+            }
+            for rank in 1..self.shards.len() {
+                let part = part(rank);
+                if !part.is_empty() {
+                    self.link.send(rank, model.params.piece_bytes(part))?;
+                }
+            }
+            if divided {
+                model.params.release_outside(&self.shards[own], &param.range);
+            }
         }
+        if let Some(remote) = &mut model.remote {
+            remote.renew(&mut model.params, None);
+        }
+        let is_first = own == 0;
         for (_, values) in model.histories.arrays_mut() {
             if is_first {
-                to_all(&mut *self.link, &Array::F32(values).le_bytes()?)?;
+                to_all(&mut self.link, &Array::F32(values).le_bytes()?)?;
                 continue;
             }
             let message = self.link.receive(0)?;
@@ -125,11 +158,11 @@ impl Group {
     pub(super) fn send_state(&mut self, optimizer: &Optimizer) -> Result<(), TrainError> {
         if self.shards_state() {
             for (_, array) in optimizer.parts().into_iter().flatten() {
-                give(&mut *self.link, &array)?;
+                give(&mut self.link, &array)?;
             }
         }
         for errors in &self.errors {
-            give(&mut *self.link, &Array::F32(errors))?;
+            give(&mut self.link, &Array::F32(errors))?;
         }
         Ok(())
     }
@@ -145,10 +178,10 @@ impl Group {
         let (steps, scale) = numbers().ok_or_else(|| length(0, &message))?;
         self.error_scale = scale;
         for (_, mut array) in optimizer.parts_mut(steps).into_iter().flatten() {
-            fill(&mut *self.link, &mut array)?;
+            fill(&mut self.link, &mut array)?;
         }
         for errors in &mut self.errors {
-            fill(&mut *self.link, &mut ArrayMut::F32(errors))?;
+            fill(&mut self.link, &mut ArrayMut::F32(errors))?;
         }
         Ok(())
     }

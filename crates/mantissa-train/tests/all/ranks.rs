@@ -77,7 +77,12 @@ impl Run {
         }
         let settings: mantissa_train::config::Optimizer =
             mantissa_options::from_toml(&format!("lr = 3e-3\nmax_norm = 1.0\n{}", self.optimizer)).unwrap();
-        let params = Parameters::random(&config_of(self.inner), 0.05, seed).unwrap();
+        let (config, recipe) = (config_of(self.inner), settings.recipe());
+        let shard = (self.parallel.zero >= 3 && of.1 > 1).then(|| {
+            recipe.shards(&mantissa_train::ParamTable::new(&config), &policy, of.1).swap_remove(of.0)
+        });
+        let params =
+            Parameters::random_part(&config, 0.05, seed, mantissa_train::Precision::F32, shard).unwrap();
         let optimizer = match self.parallel.zero > 0 && of.1 > 1 {
             true => Optimizer::for_rank(&params, &policy, &settings.recipe(), of).unwrap(),
             false => Optimizer::new(&params, &policy, &settings.recipe()).unwrap(),
@@ -126,6 +131,13 @@ fn end(mut trainer: Trainer, others: Vec<JoinHandle<Result<Traffic, TrainError>>
     own + others.into_iter().map(|other| other.join().unwrap().unwrap().sent).sum::<u64>()
 }
 
+/// Returns `count` of all ways, others at every turn; all of them in the nightly checks.
+fn chosen<T: Copy>(all: &[T], turn: usize, count: usize) -> Vec<T> {
+    let whole = std::env::var_os("MANTISSA_TESTS").is_some_and(|tests| tests == "all");
+    let count = if whole { all.len() } else { count.min(all.len()) };
+    (0..count).map(|i| all[(turn * count + i) % all.len()]).collect()
+}
+
 /// Losses, norms and weights by their bits.
 #[derive(Clone, Debug, PartialEq)]
 struct Bits(Vec<(u64, Option<u64>)>, Vec<u32>);
@@ -138,14 +150,16 @@ fn steps(trainer: &mut Trainer, count: usize) -> Vec<(u64, Option<u64>)> {
     (0..count).map(|_| step(trainer)).collect()
 }
 
-fn weights(trainer: &Trainer) -> Vec<u32> {
+/// Weights at the end of a run; no step follows.
+fn weights(trainer: &mut Trainer) -> Vec<u32> {
+    trainer.gather_weights().unwrap();
     trainer.model().parameters().values().iter().map(|v| v.to_bits()).collect()
 }
 
 fn run(run: &Run, tokens: &Path, ranks: usize, count: usize) -> Bits {
     let (mut trainer, others) = run.start(tokens, ranks);
     let reports = steps(&mut trainer, count);
-    let weights = weights(&trainer);
+    let weights = weights(&mut trainer);
     end(trainer, others);
     Bits(reports, weights)
 }
@@ -154,7 +168,7 @@ fn run(run: &Run, tokens: &Path, ranks: usize, count: usize) -> Bits {
 fn bits_do_not_depend_on_ranks_or_shards() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
-    for (policy, optimizer) in [
+    let all = [
         ("fp32", "kind = \"adamw\""),
         ("bf16-remainder", "kind = \"adamw\"\nmoments = \"8bit\""),
         ("bf16-pure-sr", "kind = \"lion\"\nmoments = \"4bit\""),
@@ -164,13 +178,21 @@ fn bits_do_not_depend_on_ranks_or_shards() {
         ("int8-sr", "kind = \"adamw\""),
         ("fp32", "kind = \"soap\"\nfrequency = 2\nblock = 64"),
         ("fp32", "kind = \"adafactor\""),
-    ] {
+    ];
+    for (turn, (policy, optimizer)) in all.into_iter().enumerate() {
         let alone = run(&Run::new(policy, optimizer, 0, "f32"), &tokens, 1, 3);
         assert!(alone.0.windows(2).any(|pair| pair[0] != pair[1]));
         // Methods of whole matrices take seconds a step.
         let is_matrix = ["muon", "soap"].iter().any(|name| optimizer.contains(name));
-        let ways = if is_matrix { &[(4, 1)][..] } else { &[(2, 0), (2, 1), (4, 1), (8, 1)] };
-        for &(ranks, zero) in ways {
+        let ways = if is_matrix {
+            &[(4, 1), (8, 3)][..]
+        } else {
+            &[(2, 0), (2, 1), (4, 1), (8, 1), (2, 2), (8, 2), (2, 3), (8, 3)]
+        };
+        // INT8 rows are stored as a whole.
+        let ways = ways.iter().copied().filter(|(_, zero)| policy != "int8-sr" || *zero < 3);
+        let ways: Vec<_> = ways.collect();
+        for (ranks, zero) in chosen(&ways, turn, 3) {
             let found = run(&Run::new(policy, optimizer, zero, "f32"), &tokens, ranks, 3);
             assert_eq!(found.0, alone.0, "{policy} {optimizer}: {ranks} ranks, ZeRO {zero}");
             assert!(found == alone, "{policy} {optimizer}: {ranks} ranks, ZeRO {zero}");
@@ -193,11 +215,13 @@ fn gradients_in_few_bits_keep_the_bits_too() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let plain = run(&Run::new("fp32", "", 0, "f32"), &tokens, 1, 3);
-    for gradients in ["int8-g256", "fp8-e4m3-g256", "int4-g64+hadamard", "sign"] {
-        for policy in ["fp32", "fp16"] {
+    let formats = ["int8-g256", "fp8-e4m3-g256", "int4-g64+hadamard", "sign"];
+    for (turn, gradients) in formats.into_iter().enumerate() {
+        for (of, policy) in ["fp32", "fp16"].into_iter().enumerate() {
             let alone = run(&Run::new(policy, "", 0, gradients), &tokens, 1, 3);
             assert!(alone.1 != plain.1, "{gradients}");
-            for (ranks, zero) in [(2, 1), (4, 0), (8, 1)] {
+            let ways = [(2, 1), (4, 0), (8, 1), (4, 2), (8, 2), (8, 3)];
+            for (ranks, zero) in chosen(&ways, turn + 2 * of, 2) {
                 let found = run(&Run::new(policy, "", zero, gradients), &tokens, ranks, 3);
                 assert_eq!(found.0, alone.0, "{policy} {gradients}: {ranks} ranks, ZeRO {zero}");
                 assert!(found == alone, "{policy} {gradients}: {ranks} ranks, ZeRO {zero}");
@@ -221,7 +245,7 @@ fn gathered_weights_in_few_bits_keep_the_bits_too() {
         };
         let alone = run(&of(0), &tokens, 1, 3);
         assert!(alone.1 != plain.1, "{format}");
-        for (ranks, zero) in [(2, 0), (4, 1)] {
+        for (ranks, zero) in [(2, 0), (4, 1), (2, 3), (8, 3)] {
             assert!(run(&of(zero), &tokens, ranks, 3) == alone, "{format}: {ranks} ranks, ZeRO {zero}");
         }
     }
@@ -242,7 +266,7 @@ fn telemetry_of_weights_is_that_of_the_whole() {
     };
     let alone = health(1, 0);
     assert!(alone.1.iter().any(|weight| weight.grad_norm.is_some_and(|norm| norm > 0.0)));
-    for (ranks, zero) in [(2, 0), (4, 1)] {
+    for (ranks, zero) in [(2, 0), (4, 1), (4, 2), (8, 3)] {
         assert_eq!(health(ranks, zero), alone, "{ranks} ranks, ZeRO {zero}");
     }
 }
@@ -252,20 +276,20 @@ fn telemetry_of_weights_is_that_of_the_whole() {
 fn checkpoints_are_those_of_any_number_of_ranks() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
-    for (policy, optimizer, gradients) in [
+    let all = [
         ("fp32", "moments = \"8bit\"", "f32"),
         ("bf16-remainder", "kind = \"muon\"", "f32"),
         ("fp8-delayed", "", "int8-g256"),
         ("fp16", "kind = \"lion\"", "sign"),
         // The scale of the loss grows after every second step.
         ("fp16-growing", "", "int8-g256"),
-    ] {
+    ];
+    for (turn, (policy, optimizer, gradients)) in all.into_iter().enumerate() {
         let of = |zero| Run::new(policy, optimizer, zero, gradients);
         let whole = run(&of(0), &tokens, 1, 5);
         let mut files = Vec::new();
-        for (i, (first, second)) in
-            [((4, 1), (2, 1)), ((1, 0), (8, 1)), ((8, 0), (1, 0))].into_iter().enumerate()
-        {
+        let ways = [((4, 1), (2, 1)), ((1, 0), (8, 1)), ((8, 0), (1, 0)), ((8, 3), (2, 3)), ((2, 2), (8, 3))];
+        for (i, (first, second)) in chosen(&ways, turn, 2).into_iter().enumerate() {
             let path = temp.path().join(format!("{i}.safetensors"));
             let output = mantissa_store::Output::owned(&path);
             let (mut trainer, others) = of(first.1).start(&tokens, first.0);
@@ -278,7 +302,7 @@ fn checkpoints_are_those_of_any_number_of_ranks() {
             found.extend(steps(&mut trainer, 3));
             let name = format!("{policy} {gradients}: {first:?} then {second:?}");
             assert_eq!(found, whole.0, "{name}");
-            assert!(weights(&trainer) == whole.1, "{name}");
+            assert!(weights(&mut trainer) == whole.1, "{name}");
             end(trainer, others);
         }
         assert!(files.windows(2).all(|pair| pair[0] == pair[1]), "{policy} {gradients}");
@@ -296,6 +320,9 @@ fn traffic_is_that_of_the_formula() {
         (4, 1, "f32", 32.0),
         (8, 1, "int8-g256", 8.125),
         (4, 0, "int4-g64+hadamard", 4.5),
+        (8, 2, "f32", 32.0),
+        (8, 3, "f32", 32.0),
+        (2, 3, "int8-g256", 8.125),
     ] {
         let of = Run::new("fp32", "", zero, gradients);
         let sent = |count: usize| {
@@ -306,7 +333,12 @@ fn traffic_is_that_of_the_formula() {
         let step = (sent(3) - sent(1)) / 2.0 / ranks as f64;
         let share = (ranks - 1) as f64 / ranks as f64;
         let own = if gradients == "f32" { 1.0 } else { (LEAVES / ranks) as f64 };
-        let expected = share * n * (own * bits / 8.0 + 4.0);
+        // With ZeRO 3 each batch gathers layers twice, and the embedding for the tied head again.
+        let gathered = match zero {
+            3 => (LEAVES / ranks) as f64 * (2.0 * n - 256.0),
+            _ => n,
+        };
+        let expected = share * (n * own * bits / 8.0 + 4.0 * gathered);
         // Pieces of the norm in which a shard ends are summed by rank 0.
         let pieces = if zero == 0 { 0.0 } else { share * f64::from(1 << 18) };
         let name = format!("{ranks} {zero} {gradients}: {step} of {expected}");

@@ -6,21 +6,26 @@ use mantissa_ranks::{Link, RankError};
 
 use super::tree::Tree;
 use crate::gradients::Gradients;
-use crate::param_table::{ParamTable, within};
+use crate::param_table::within;
 use crate::store::Store;
 
 /// Bytes of a bucket at least, unless its shard has less.
-pub(super) const BUCKET: usize = 4 << 20;
+pub(crate) const BUCKET: usize = 4 << 20;
 
 /// Neighbouring pieces of parameters, each with its place in the arena.
-pub(super) type Bucket = Vec<Range<usize>>;
+pub(crate) type Bucket = Vec<Range<usize>>;
 
-/// Divides the parameters of a shard into buckets; `bytes` are those of a value. With `whole`, no parameter is cut.
-pub(super) fn buckets(table: &ParamTable, shard: &Range<usize>, bytes: usize, whole: bool) -> Vec<Bucket> {
+/// Divides the part of parameters at `params` that is in a shard into buckets; `bytes` are those of a value. With `whole`, no parameter is cut.
+pub(crate) fn buckets(
+    params: impl Iterator<Item = Range<usize>>,
+    shard: &Range<usize>,
+    bytes: usize,
+    whole: bool,
+) -> Vec<Bucket> {
     let mut all = Vec::new();
     let (mut bucket, mut held) = (Bucket::new(), 0);
-    for param in table.iter() {
-        let Range { mut start, end } = within(&param.range, shard);
+    for param in params {
+        let Range { mut start, end } = within(&param, shard);
         while start < end {
             // A large parameter fills several.
             let most = if whole { end - start } else { BUCKET / bytes.max(1) };
@@ -41,7 +46,7 @@ pub(super) fn buckets(table: &ParamTable, shard: &Range<usize>, bytes: usize, wh
 }
 
 /// Sends `message` to every other rank.
-pub(super) fn to_all(link: &mut dyn Link, message: &[u8]) -> Result<(), RankError> {
+pub(crate) fn to_all(link: &mut dyn Link, message: &[u8]) -> Result<(), RankError> {
     let own = link.rank();
     (0..link.size()).filter(|rank| *rank != own).try_for_each(|rank| link.send(rank, message.to_vec()))
 }
@@ -52,7 +57,7 @@ fn bucket_bytes(store: &Store, bucket: &Bucket) -> Vec<u8> {
 }
 
 /// Returns the ranges of a bucket in a store of its own.
-fn own_places(bucket: &Bucket) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn own_places(bucket: &Bucket) -> impl Iterator<Item = Range<usize>> {
     bucket.iter().scan(0, |at, piece| {
         let place = *at..*at + piece.len();
         *at = place.end;
@@ -60,13 +65,13 @@ fn own_places(bucket: &Bucket) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Sums the gradients of all ranks: this rank's part of them, `shards[rank]`, is the sum afterwards.
+/// Sums the gradients at `params` of all ranks: this rank's part of them, in `shards[rank]`, is the sum afterwards.
 ///
 /// # Errors
 /// [`RankError`].
-pub(super) fn reduce(
+pub(crate) fn reduce(
     link: &mut dyn Link,
-    table: &ParamTable,
+    params: impl Iterator<Item = Range<usize>> + Clone,
     shards: &[Range<usize>],
     grads: &mut Gradients,
 ) -> Result<(), RankError> {
@@ -76,7 +81,7 @@ pub(super) fn reduce(
     }
     let (own, precision) = (link.rank(), grads.store().precision());
     let bytes = precision.bytes() as usize;
-    let all: Vec<_> = shards.iter().map(|shard| buckets(table, shard, bytes, false)).collect();
+    let all: Vec<_> = shards.iter().map(|shard| buckets(params.clone(), shard, bytes, false)).collect();
     let most = all.iter().map(Vec::len).max().unwrap_or(0);
     for i in 0..most {
         for (rank, buckets) in all.iter().enumerate().filter(|(rank, _)| *rank != own) {
@@ -108,7 +113,7 @@ pub(super) fn reduce(
 ///
 /// # Errors
 /// [`RankError`].
-pub(super) fn gather<T>(
+pub(crate) fn gather<T>(
     link: &mut dyn Link,
     all: &[Vec<Bucket>],
     values: &mut T,
@@ -135,15 +140,15 @@ pub(super) fn gather<T>(
 ///
 /// # Errors
 /// [`RankError`].
-pub(super) fn gather_sums(
+pub(crate) fn gather_sums(
     link: &mut dyn Link,
-    table: &ParamTable,
+    params: impl Iterator<Item = Range<usize>> + Clone,
     shards: &[Range<usize>],
     grads: &mut Gradients,
 ) -> Result<(), RankError> {
     let precision = grads.store().precision();
-    let all: Vec<_> =
-        shards.iter().map(|shard| buckets(table, shard, precision.bytes() as usize, false)).collect();
+    let each = precision.bytes() as usize;
+    let all: Vec<_> = shards.iter().map(|shard| buckets(params.clone(), shard, each, false)).collect();
     let bytes = |grads: &Gradients, bucket: &Bucket| bucket_bytes(grads.store(), bucket);
     gather(link, &all, grads, bytes, |grads, bucket, message| {
         let part = Store::from_le_bytes(precision, bucket.iter().map(Range::len).sum(), message)?;
@@ -160,6 +165,6 @@ fn place(grads: &mut Gradients, bucket: &Bucket, part: &Store) {
 }
 
 /// Makes the error of a message of another length.
-pub(super) fn length(rank: usize, message: &[u8]) -> RankError {
+pub(crate) fn length(rank: usize, message: &[u8]) -> RankError {
     RankError::Message { rank, expected: "values of its part", got: format!("{} bytes", message.len()) }
 }
