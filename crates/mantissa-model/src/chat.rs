@@ -11,6 +11,7 @@
 //! is nested with every step.
 
 mod error;
+mod filters;
 mod functions;
 mod named;
 mod python;
@@ -21,6 +22,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use mantissa_store::gguf::{Metadata, Value as GgufValue};
 use mantissa_store::regular;
 use mantissa_store::shown::misleads;
 use minijinja::syntax::SyntaxConfig;
@@ -32,6 +34,9 @@ use serde_json::{Map, Value, json};
 pub use self::error::ChatError;
 pub use self::source::MAX_TEMPLATE;
 use crate::config::ConfigError;
+
+/// Largest number of templates beside the default.
+const MAX_TEMPLATES: usize = 64;
 
 /// Largest number of steps of a rendering. A turn of a conversation takes fewer than 200 with the templates in use.
 pub const MAX_STEPS: u64 = 200_000;
@@ -105,6 +110,7 @@ fn render_here(template: &str, context: &Value) -> Result<String, ChatError> {
     engine.set_auto_escape_callback(|_| AutoEscape::None);
     engine.set_fuel(Some(MAX_STEPS));
     functions::add(&mut engine);
+    filters::add(&mut engine);
     let mut out = Capped { bytes: Vec::new() };
     let compiled = engine.template_from_named_str("chat_template", template).map_err(|e| error_of(&e))?;
     let context = minijinja::Value::from(Serde(context));
@@ -162,13 +168,56 @@ impl ChatTemplates {
     /// Name of the template for plain conversations.
     pub const DEFAULT: &str = "default";
 
+    /// Name of the template for conversations with tools, if it is another.
+    pub const TOOLS: &str = "tool_use";
+
+    /// Key of a GGUF file for the template of plain conversations; that of another name has the name behind a dot.
+    pub const KEY: &str = "tokenizer.chat_template";
+
+    /// Folder with a file for every template that is not the default.
+    pub const FOLDER: &str = "additional_chat_templates";
+
+    /// Reads the templates of a GGUF file.
+    ///
+    /// # Errors
+    /// [`mantissa_store::Error::Field`] for a key of another type.
+    pub fn of_metadata(metadata: &Metadata) -> mantissa_store::Result<Self> {
+        let mut by_name = BTreeMap::new();
+        let default = metadata.text(Self::KEY)?.map(|text| (Self::DEFAULT, text));
+        let named = metadata.iter().filter_map(|(key, _)| key.strip_prefix(Self::KEY)?.strip_prefix('.'));
+        for name in named {
+            let text = metadata.text(&format!("{}.{name}", Self::KEY))?;
+            by_name.extend(text.map(|text| (name.to_owned(), text.to_owned())));
+        }
+        by_name.extend(default.map(|(name, text)| (name.to_owned(), text.to_owned())));
+        Ok(ChatTemplates { by_name })
+    }
+
+    /// Makes the keys of a GGUF file.
+    pub fn to_metadata(&self) -> Vec<(String, GgufValue)> {
+        let key = |name: &str| match name {
+            Self::DEFAULT => Self::KEY.to_owned(),
+            name => format!("{}.{name}", Self::KEY),
+        };
+        let text = |(name, text): (&String, &String)| (key(name), GgufValue::String(text.clone()));
+        let mut all: Vec<_> = self.by_name.iter().map(text).collect();
+        let named: Vec<String> =
+            self.names().filter(|name| *name != Self::DEFAULT).map(str::to_owned).collect();
+        if !named.is_empty() {
+            // The list of names, as `gguf` of llama.cpp writes it.
+            all.push((format!("{}s", Self::KEY), GgufValue::strings(named)));
+        }
+        all
+    }
+
     /// Creates a set of one template.
     pub fn of(template: String) -> Self {
         ChatTemplates { by_name: [(Self::DEFAULT.to_owned(), template)].into() }
     }
 
-    /// Reads the templates of a model folder: `chat_template.jinja`, or else the field `chat_template` of its
-    /// `tokenizer_config.json`, which is one template or a list of named ones.
+    /// Reads the templates of a model folder: `chat_template.jinja` and the files of its folder
+    /// [`additional_chat_templates`](Self::FOLDER), or else the field `chat_template` of its `tokenizer_config.json`, which is one
+    /// template or a list of named ones.
     ///
     /// # Errors
     /// [`ConfigError`] if a template is too long or not text, or the field is of another type.
@@ -192,7 +241,24 @@ impl ChatTemplates {
         if let Some(template) = read_template(own)? {
             all.by_name.insert(Self::DEFAULT.into(), template);
         }
+        for (name, path) in Self::additional(dir) {
+            if let Some(template) = read_template(path)? {
+                all.by_name.insert(name, template);
+            }
+        }
         Ok(all)
+    }
+
+    /// Lists name and file of the templates beside the default, by name.
+    pub fn additional(dir: &Path) -> Vec<(String, PathBuf)> {
+        let entries = std::fs::read_dir(dir.join(Self::FOLDER)).into_iter().flatten().flatten();
+        let named = |path: PathBuf| {
+            let name = path.file_name()?.to_str()?.strip_suffix(".jinja")?.to_owned();
+            Some((name, path))
+        };
+        let mut all: Vec<_> = entries.filter_map(|entry| named(entry.path())).take(MAX_TEMPLATES).collect();
+        all.sort();
+        all
     }
 
     /// Reads the template in the file `path`.

@@ -77,7 +77,8 @@ pub(crate) fn with_generation(dir: &Path, config: &[u32], generation: &[u32]) ->
         tokens.add(&Source::Field(format!("{file}: eos_token")), end);
         break;
     }
-    tokens.add_named(special.iter().map(|token| (token.id, token.content.as_str())));
+    // Special or not: programs that find these tokens by name do not ask.
+    tokens.add_named(added.iter().map(|token| (token.id, token.content.as_str())));
     let text = |id: u32| added.iter().find(|token| token.id == id).map(|token| token.content.clone());
     tokens.with_texts(text)
 }
@@ -113,7 +114,7 @@ mod tests {
         "tokenizer.json",
         r#"{"model": {"vocab": {}}, "added_tokens": [
             {"id": 1, "content": "<s>", "special": true}, {"id": 2, "content": "</s>", "special": true},
-            {"id": 5, "content": "<|im_end|>", "special": true}, {"id": 6, "content": "<|end|>", "special": false}]}"#,
+            {"id": 5, "content": "<|im_end|>", "special": true}, {"id": 6, "content": "<|over|>", "special": false}]}"#,
     );
 
     #[test]
@@ -129,7 +130,7 @@ mod tests {
         let own = ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
         assert_eq!(tokens(&[TOKENIZER, own], &[]), [2, 5]);
         // An added token that is not special, and one of the vocabulary alone.
-        let own = ("tokenizer_config.json", r#"{"eos_token": "<|end|>"}"#);
+        let own = ("tokenizer_config.json", r#"{"eos_token": "<|over|>"}"#);
         assert_eq!(tokens(&[TOKENIZER, own], &[]), [6, 5]);
         for vocab in [r#"{"a": 0, "END": 7}"#, r#"[["a", 0], ["END", -1.5]]"#] {
             let file = format!(r#"{{"model": {{"vocab": {vocab}}}, "added_tokens": []}}"#);
@@ -142,6 +143,17 @@ mod tests {
         assert_eq!(tokens(&[TOKENIZER, map], &[]), [1, 5]);
         assert_eq!(tokens(&[TOKENIZER, own, map], &[]), [6, 5]);
         assert_eq!(tokens(&[TOKENIZER, ("tokenizer_config.json", "{}"), map], &[]), [1, 5]);
+    }
+
+    /// Programs that find end tokens by name do not ask whether they are special, and a GGUF file does not say it of all.
+    #[test]
+    fn a_name_counts_whether_the_token_is_special_or_not() {
+        for special in ["true", "false"] {
+            let file = format!(
+                r#"{{"model": {{"vocab": {{}}}}, "added_tokens": [{{"id": 5, "content": "<|im_end|>", "special": {special}}}]}}"#
+            );
+            assert_eq!(tokens(&[("tokenizer.json", file.as_str())], &[2]), [2, 5], "{special}");
+        }
     }
 
     #[test]

@@ -135,8 +135,7 @@ impl Tokenizer {
         let special = gguf::special_tokens(metadata)?;
         let bos = special.get("bos_token").and_then(|text| inner.token_to_id(text));
         let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
-        let template = metadata.text("tokenizer.chat_template")?;
-        let templates = template.map(|text| ChatTemplates::of(text.to_owned())).unwrap_or_default();
+        let templates = ChatTemplates::of_metadata(metadata)?;
         Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, templates, special, max_text })
     }
 
@@ -245,6 +244,12 @@ impl Tokenizer {
     /// Jinja template of a plain conversation, from the model's files.
     pub fn chat_template(&self) -> Option<&str> {
         self.templates.get(ChatTemplates::DEFAULT)
+    }
+
+    /// Jinja template of a conversation, with tools the one for them if the model has it, as in transformers.
+    pub fn chat_template_for(&self, tools: bool) -> Option<&str> {
+        let with_tools = tools.then(|| self.templates.get(ChatTemplates::TOOLS)).flatten();
+        with_tools.or_else(|| self.chat_template())
     }
 
     /// Takes the chat templates in the folder `dir`, such as an adapter's, if it has any.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use mantissa_model::chat::ChatTemplates;
 use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_store::convention::{Container, ModelFiles, gguf, side_files};
 use mantissa_store::{Error, Staging};
@@ -34,6 +35,15 @@ pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
             continue;
         }
         staging.copy(&path, name)?;
+    }
+    let templates = ChatTemplates::additional(from);
+    if !templates.is_empty() {
+        let folder = staging.path().join(ChatTemplates::FOLDER);
+        let io = |error| Error::Io { path: folder.clone(), operation: "create folder", error };
+        std::fs::create_dir(&folder).map_err(io)?;
+    }
+    for (name, path) in templates {
+        staging.copy(&path, &format!("{}/{name}.jinja", ChatTemplates::FOLDER))?;
     }
     Ok(())
 }

@@ -135,8 +135,12 @@ fn end_tokens(model: &Model) -> Vec<EndToken> {
     let tokens = match files.gguf() {
         Some(gguf) => EndTokens::of_metadata(gguf.metadata()).unwrap_or_default(),
         None => {
-            let config = files.config().map(|config| ModelConfig::end_tokens(config, "config.json"));
-            let stated = config.and_then(Result::ok).unwrap_or_default();
+            let config = |config| match ModelConfig::from_json(config, "config.json") {
+                Ok(model) => Some(model.eos_token_ids),
+                // Of an architecture that is not supported, the fields alone.
+                Err(_) => ModelConfig::end_tokens(config, "config.json").ok(),
+            };
+            let stated = files.config().and_then(config).unwrap_or_default();
             end_tokens::of_folder(files.dir(), &stated).unwrap_or_default()
         }
     };

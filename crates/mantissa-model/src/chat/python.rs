@@ -74,7 +74,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         "splitlines" => {
             let (keeps,): (Option<bool>,) = from_args(args)?;
-            lines(text, keeps.unwrap_or(false))
+            lines(text, keeps.unwrap_or(false)).into_iter().collect()
         }
         "join" => join(text, args)?,
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
@@ -164,7 +164,7 @@ fn of_sequence(value: &Value, method: &str, args: &[Value]) -> Result<Option<Val
 }
 
 /// True for the characters that Python's `str.isspace` accepts: Unicode white space and the separators of ASCII.
-fn is_space(c: char) -> bool {
+pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
@@ -225,8 +225,8 @@ fn words(text: &str, from_end: bool, most: usize) -> Vec<&str> {
     words
 }
 
-/// Splits at the line ends that Python knows.
-fn lines(text: &str, keeps: bool) -> Value {
+/// Splits at the line ends that Python knows, which stay if `keeps`.
+pub(super) fn lines(text: &str, keeps: bool) -> Vec<&str> {
     let is_end = |c: char| {
         matches!(
             c,
@@ -246,7 +246,7 @@ fn lines(text: &str, keeps: bool) -> Value {
     if !rest.is_empty() {
         out.push(rest);
     }
-    out.into_iter().collect()
+    out
 }
 
 /// Cuts characters `start..end` out of `text`, as Python's slices count them; `None` past the end. Returns the first

@@ -100,7 +100,7 @@ impl Offered {
             Choice::None => Ok(None),
             _ if tools.is_empty() => Ok(None),
             _ => {
-                let syntax = Syntax::of(artifact.tokenizer.chat_template());
+                let syntax = Syntax::of(artifact.tokenizer.chat_template_for(true));
                 Ok(Some(Offered { syntax, tools, choice, parallel: parallel.unwrap_or(true) }))
             }
         }

@@ -24,7 +24,7 @@ pub(crate) fn render(
     messages: &[Value],
     variables: Variables,
 ) -> Result<String, ApiError> {
-    let Some(template) = artifact.tokenizer.chat_template() else {
+    let Some(template) = artifact.tokenizer.chat_template_for(variables.tools.is_some()) else {
         let message =
             format!("{}: expected a model with a chat template; fix: use /v1/completions", artifact.name);
         return Err(ApiError::bad(message).code("no_chat_template"));

@@ -16,7 +16,7 @@ use super::format::Form;
 use super::offered::{Offered, ToolChoice, ToolItem};
 use super::preparation::{Preparation, prepare};
 use super::render::{Variables, render};
-use super::{ApiError, App, Artifact, Endpoints};
+use super::{ApiError, App, Artifact, Endpoints, unknown};
 use crate::engine::Caller;
 use crate::reasoning::Marks;
 
@@ -76,8 +76,9 @@ impl Turn {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true) || last.is_some(),
             other: self.kwargs,
         };
+        let template = artifact.tokenizer.chat_template_for(variables.tools.is_some());
         let mut text = render(app, artifact, &self.messages, variables)?;
-        let marks = Marks::of(artifact.tokenizer.chat_template());
+        let marks = Marks::of(template);
         let mut opened = marks.is_some_and(|marks| marks.is_open(&text));
         if let Some(marks) = marks.filter(|_| opened && !thinks) {
             text = format!("{}\n\n{}\n\n", text.trim_end(), marks.close);
@@ -112,6 +113,12 @@ pub(crate) struct TemplateRequest {
     chat_template_kwargs: Option<Map<String, Value>>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
+    /// Refused: the template is the model's.
+    #[schema(value_type = Option<Object>)]
+    chat_template: Option<Value>,
+    /// Refused unless empty.
+    #[schema(value_type = Option<Object>)]
+    documents: Option<Value>,
 }
 
 /// Text of a conversation.
@@ -137,6 +144,9 @@ pub(crate) async fn apply_template(
     Extension(caller): Extension<Caller>,
     Body(request, bytes): Body<TemplateRequest, false>,
 ) -> Result<Json<TemplateResponse>, ApiError> {
+    for (name, value) in [("chat_template", &request.chat_template), ("documents", &request.documents)] {
+        value.iter().try_for_each(|value| unknown::check(name, value))?;
+    }
     let artifact = app.artifact(request.model.as_deref())?;
     let work = move |app: &Preparation| {
         let offered = Offered::new(request.tools, request.tool_choice, None, &artifact)?;

@@ -24,6 +24,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "max_tool_calls",
     "metadata",
     "mirostat_eta",
+    "output_config.effort",
     "mirostat_tau",
     "n_keep",
     "priority",
@@ -39,11 +40,14 @@ const WITHOUT_EFFECT: &[&str] = &[
     "xtc_threshold",
 ];
 
+/// Flags that are on unless a request turns them off.
+const ON: &[&str] = &["add_special_tokens", "detokenize", "skip_special_tokens"];
+
 /// Values of other fields that ask for what happens anyway.
 fn is_default(name: &str, value: &Value) -> bool {
     match value {
         Value::Null => true,
-        Value::Bool(flag) => *flag == (name == "skip_special_tokens"),
+        Value::Bool(flag) => *flag == ON.contains(&name),
         Value::String(text) => {
             text.is_empty()
                 || matches!(
@@ -83,7 +87,7 @@ pub(crate) fn check(name: &str, value: &Value) -> Result<(), ApiError> {
 }
 
 /// Objects whose fields are checked too; those of messages and tools may come from a reply of another server.
-const NESTED: &[&str] = &["structured_outputs", "response_format", "stream_options"];
+const NESTED: &[&str] = &["structured_outputs", "response_format", "stream_options", "output_config"];
 
 /// Checks the fields of the body `bytes` at the paths `ignored`, which no reader of the body took.
 ///
@@ -128,6 +132,9 @@ mod tests {
             ("use_beam_search", json!(true)),
             ("length_penalty", json!(0.5)),
             ("skip_special_tokens", json!(false)),
+            ("add_special_tokens", json!(false)),
+            ("detokenize", json!(false)),
+            ("output_config.foo", json!(1)),
             ("mirostat", json!(2)),
             ("structured_outputs.whitespace_pattern", json!("x")),
         ];

@@ -262,10 +262,13 @@ impl<'t> Generation<'t> {
             return Ok(None);
         }
         let offset = self.choices[index].chars;
-        let info = logprob.map(|_| self.info(token, offset, logprob, top)).transpose()?;
+        let mut new = self.choices[index].stream.push(token)?;
+        let mut info = logprob.map(|_| self.info(token, offset, logprob, top)).transpose()?;
+        if let Some(info) = &mut info {
+            info.offset += flushed(&new, &info.piece);
+        }
         let choice = &mut self.choices[index];
         choice.generated += 1;
-        let mut new = choice.stream.push(token)?;
         new.extend(self.markers.iter().filter(|(id, _)| *id == token).map(|(_, name)| *name));
         choice.chars += new.chars().count();
         choice.tokens.push(token);
@@ -308,4 +311,11 @@ impl<'t> Generation<'t> {
         }
         Ok(Some(choice.delta(index, text, Some(finish))))
     }
+}
+
+/// Number of characters in `new`, the text that a token added, before the token's own: of earlier tokens with a part of a character,
+/// which turned out to be none.
+fn flushed(new: &str, piece: &Piece) -> usize {
+    let own = piece.text().and_then(|text| new.strip_suffix(text));
+    own.map_or(0, |before| before.chars().count())
 }

@@ -47,15 +47,45 @@ pub fn export(dir: &Path, rows: usize, merged: bool) -> Result<Exported, Tokeniz
     let read = tokenizer_json(&Metadata::from_pairs(&path, exported.metadata.iter().cloned()))?.to_string();
     give_back_memory();
     let read = Tokenizer::from_json(&path, read.as_bytes())?;
-    if let Some(difference) = read.first_difference_from(probes)? {
-        let note =
-            format!("the tokenizer of the GGUF file encodes other tokens than tokenizer.json: {difference}");
+    let elsewhere = as_llama_cpp_reads(&exported.metadata).map(|metadata| (metadata, probes.clone()));
+    let mut found =
+        read.first_difference_from(probes)?.map(|difference| ("the tokenizer of the GGUF file", difference));
+    drop(read);
+    if let (None, Some((metadata, probes))) = (&found, elsewhere) {
+        let read = tokenizer_json(&Metadata::from_pairs(&path, metadata))?.to_string();
+        let read = Tokenizer::from_json(&path, read.as_bytes())?;
+        let difference = read.first_difference_from(probes)?;
+        found = difference.map(|difference| ("with the GGUF file llama.cpp", difference));
+    }
+    if let Some((who, difference)) = found {
+        let note = format!("{who} encodes other tokens than tokenizer.json: {difference}");
         exported.metadata.push((TOKENIZER_NOTE.to_owned(), Value::String(note.clone())));
         exported.notes.push(note);
     }
-    drop(read);
     give_back_memory();
     Ok(exported)
+}
+
+/// Returns the metadata of a tokenizer as llama.cpp takes it (`src/llama-vocab.cpp`), if that is otherwise than it says: for a
+/// `llama` vocabulary it removes no spaces, and finds the tokens of bytes by their texts.
+fn as_llama_cpp_reads(metadata: &[(String, Value)]) -> Option<Vec<(String, Value)>> {
+    const KEYS: [&str; 2] = ["tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.token_type"];
+    let get = |key: &str| metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    if get("tokenizer.ggml.model")?.as_str() != Some("llama") {
+        return None;
+    }
+    let texts = get("tokenizer.ggml.tokens")?.as_array()?;
+    let types = get(KEYS[1])?.as_array()?;
+    let as_read = |(ty, text): (&Value, &Value)| match text.as_str().is_some_and(is_byte) {
+        true => Value::I32(token_type::BYTE),
+        false => ty.clone(),
+    };
+    let read: Vec<Value> = types.iter().zip(texts).map(as_read).collect();
+    if matches!(get(KEYS[0]), None | Some(Value::Bool(false))) && *types == read {
+        return None;
+    }
+    let others = metadata.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())).cloned();
+    Some(others.chain([(KEYS[1].to_owned(), Value::Array(ValueType::I32, read))]).collect())
 }
 
 fn without(why: &str) -> Exported {
@@ -222,9 +252,7 @@ impl<'a> TokenizerJson<'a> {
         self.put_special(&mut all)?;
         let mut metadata: Vec<_> =
             all.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
-        if let Some(template) = self.tokenizer.chat_template() {
-            metadata.push(("tokenizer.chat_template".to_owned(), Value::String(template.to_owned())));
-        }
+        metadata.extend(self.tokenizer.chat_templates().to_metadata());
         Ok(Exported { metadata, notes: Vec::new() })
     }
 
