@@ -76,6 +76,25 @@ impl DataReport {
     pub fn is_chat(&self) -> bool {
         matches!(self, DataReport::Chat(_))
     }
+
+    /// Returns a warning for each kind of loss of a run that ended before, whose data are not read again; `run` names it.
+    pub(crate) fn past_warnings(&self, run: &str) -> Vec<String> {
+        let rest =
+            "fix: see the warnings of its start, change the data or data.length, and rerun with --restart";
+        let told = |count: u64, all: u64, what: &str| {
+            (count > 0).then(|| format!("{run}: {count} of {all} {what}; {rest}"))
+        };
+        let losses = match self {
+            DataReport::Chat(ChatReport { conversations: all, left_out, cut, length, .. }) => [
+                told(left_out.too_long + left_out.without_targets, *all, "conversations were left out"),
+                told(*cut, *all, &format!("conversations were cut to {length} tokens")),
+            ],
+            DataReport::Text(TextReport { documents, empty, .. }) => {
+                [told(*empty, documents + empty, "records were left out: their text is empty"), None]
+            }
+        };
+        losses.into_iter().flatten().collect()
+    }
 }
 
 impl ChatReport {

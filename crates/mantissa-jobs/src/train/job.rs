@@ -238,7 +238,15 @@ impl Train {
         let run = CompleteRun { run: &self.folder(), settings: &self.settings, setup: &setup, about };
         match run.difference(&self.base()?, &self.identity()?)? {
             Some(difference) => Err(previous.differs(&difference)),
-            None => run.report(),
+            None => {
+                let report = run.report()?;
+                let name = self.folder().display().to_string();
+                // What was told at its start holds for those who ask again, and under --strict.
+                if let Some(report) = &report {
+                    report.data.past_warnings(&name).iter().for_each(|warning| host.warn(warning));
+                }
+                Ok(report)
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use self::done::{Complete, Done, human};
 use super::execute::Execute;
 use super::fixes::GivenLine;
 use super::outcome::tell_failure;
+use super::workers::Engaged;
 use crate::context::Context;
 use crate::help::Group;
 
@@ -45,7 +46,12 @@ impl Execute for Args {
         if self.workers.are_asked_for() {
             job.require_divisible()?;
         }
-        let crew = self.workers.engage(&job, &job.out, context)?;
+        // Candidates that follow others have no numbers.
+        let crew = match self.workers.engage(&job, &job.out, None, context)? {
+            Engaged::Alone => None,
+            Engaged::Scripted => return Ok(()),
+            Engaged::Crew(crew) => Some(crew),
+        };
         let team = crew.as_ref().map_or_else(Team::alone, |crew| crew.team.clone());
         let found = job.prepare(context).and_then(|prepared| prepared.run_with(&team, &GivenLine, context));
         let report = tell_failure(found, context)?;

@@ -107,6 +107,11 @@ impl WorkersArgs {
 }
 
 impl EngineArgs {
+    /// True if the work is to be divided.
+    pub fn are_asked_for(&self) -> bool {
+        self.workers.are_asked_for()
+    }
+
     /// Engages workers as [`WorkersArgs::engage`] does, or prints the script that starts them on an engine. `units` is the
     /// number of the job's independent units.
     ///

@@ -412,25 +412,36 @@ fn units_are_computed_by_number_and_by_rank() {
     assert!(stderr(&refused).contains("layers of a calibrated recipe wait"), "{}", stderr(&refused));
 }
 
-/// The script of MPI without MPI: its two commands, started by a shell.
+/// The scripts of MPI without MPI: their two commands, started by a shell.
 #[test]
 fn the_lines_of_a_script_do_the_job() {
     let place = Place::tiny();
-    let line = "quantize MODEL --recipe rtn-int4-g32 --workers 3";
-    let words = [place.words(line, "out"), ["--engine", "mpi"].map(str::to_owned).to_vec()].concat();
-    let output = command().args(&words).current_dir(place.0.path()).output().unwrap();
-    let script = String::from_utf8(output.stdout).unwrap();
-    let exec = script.lines().find_map(|line| line.strip_prefix("exec mpiexec -n 1 ")).unwrap();
-    let (writer, workers) = exec.split_once(" : -n 2 ").unwrap();
-    let shell = |line: &str| {
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", line]).current_dir(place.0.path()).stdout(Stdio::null()).stderr(Stdio::piped());
-        command.spawn().unwrap()
-    };
-    let all = [workers, workers, writer].map(shell);
-    all.into_iter().for_each(succeeds);
-    succeed(&place.words("quantize MODEL --recipe rtn-int4-g32", "alone"));
-    assert!(bytes(&place.at("out")) == bytes(&place.at("alone")));
+    for (i, line) in [
+        "quantize MODEL --recipe rtn-int4-g32",
+        "fit MODEL --schemes int3-g32,int4-g32 --bits 3.5 --samples 2 --length 32",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (out, alone) = (format!("out-{i}"), format!("alone-{i}"));
+        let given = ["--workers", "3", "--engine", "mpi"].map(str::to_owned).to_vec();
+        let words = [place.words(line, &out), given].concat();
+        let output = command().args(&words).current_dir(place.0.path()).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        let exec = script.lines().find_map(|line| line.strip_prefix("exec mpiexec -n 1 "));
+        let exec =
+            exec.unwrap_or_else(|| panic!("{line}: {script} {}", String::from_utf8_lossy(&output.stderr)));
+        let (writer, workers) = exec.split_once(" : -n 2 ").unwrap();
+        let shell = |line: &str| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", line]).current_dir(place.0.path());
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let all = [workers, workers, writer].map(shell);
+        all.into_iter().for_each(succeeds);
+        succeed(&place.words(line, &alone));
+        assert!(bytes(&place.at(&out)) == bytes(&place.at(&alone)), "{line}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::commands::outcome::MeasureArgs;
 use crate::commands::parse::{container, page_path};
 use crate::commands::tables::TableArgs;
 use crate::commands::text::bound;
-use crate::commands::workers::WorkersArgs;
+use crate::commands::workers::EngineArgs;
 
 /// Choose each layer's scheme and method by KL, under a budget
 ///
@@ -111,7 +111,7 @@ pub struct Args {
     #[command(flatten)]
     pub(super) measure: MeasureArgs,
     #[command(flatten)]
-    pub(super) workers: WorkersArgs,
+    pub(super) workers: EngineArgs,
 }
 
 impl Args {
