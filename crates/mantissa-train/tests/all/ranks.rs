@@ -15,6 +15,8 @@ use mantissa_train::{
 };
 use tempfile::TempDir;
 
+use crate::common::{sampled, shared_out};
+
 const LEN: usize = 16;
 const LEAVES: usize = 8;
 
@@ -154,7 +156,7 @@ fn run(run: &Run, tokens: &Path, ranks: usize, count: usize) -> Bits {
 fn bits_do_not_depend_on_ranks_or_shards() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
-    for (policy, optimizer) in [
+    let rows = [
         ("fp32", "kind = \"adamw\""),
         ("bf16-remainder", "kind = \"adamw\"\nmoments = \"8bit\""),
         ("bf16-pure-sr", "kind = \"lion\"\nmoments = \"4bit\""),
@@ -164,13 +166,14 @@ fn bits_do_not_depend_on_ranks_or_shards() {
         ("int8-sr", "kind = \"adamw\""),
         ("fp32", "kind = \"soap\"\nfrequency = 2\nblock = 64"),
         ("fp32", "kind = \"adafactor\""),
-    ] {
+    ];
+    for (i, (policy, optimizer)) in rows.into_iter().enumerate() {
         let alone = run(&Run::new(policy, optimizer, 0, "f32"), &tokens, 1, 3);
         assert!(alone.0.windows(2).any(|pair| pair[0] != pair[1]));
         // Methods of whole matrices take seconds a step.
         let is_matrix = ["muon", "soap"].iter().any(|name| optimizer.contains(name));
         let ways = if is_matrix { &[(4, 1)][..] } else { &[(2, 0), (2, 1), (4, 1), (8, 1)] };
-        for &(ranks, zero) in ways {
+        for &(ranks, zero) in shared_out(ways, ways.len(), i) {
             let found = run(&Run::new(policy, optimizer, zero, "f32"), &tokens, ranks, 3);
             assert_eq!(found.0, alone.0, "{policy} {optimizer}: {ranks} ranks, ZeRO {zero}");
             assert!(found == alone, "{policy} {optimizer}: {ranks} ranks, ZeRO {zero}");
@@ -193,11 +196,12 @@ fn gradients_in_few_bits_keep_the_bits_too() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let plain = run(&Run::new("fp32", "", 0, "f32"), &tokens, 1, 3);
-    for gradients in ["int8-g256", "fp8-e4m3-g256", "int4-g64+hadamard", "sign"] {
-        for policy in ["fp32", "fp16"] {
+    for (i, gradients) in ["int8-g256", "fp8-e4m3-g256", "int4-g64+hadamard", "sign"].into_iter().enumerate()
+    {
+        for policy in shared_out(["fp32", "fp16"], 2, i) {
             let alone = run(&Run::new(policy, "", 0, gradients), &tokens, 1, 3);
             assert!(alone.1 != plain.1, "{gradients}");
-            for (ranks, zero) in [(2, 1), (4, 0), (8, 1)] {
+            for (ranks, zero) in shared_out([(2, 1), (4, 0), (8, 1)], 3, i) {
                 let found = run(&Run::new(policy, "", zero, gradients), &tokens, ranks, 3);
                 assert_eq!(found.0, alone.0, "{policy} {gradients}: {ranks} ranks, ZeRO {zero}");
                 assert!(found == alone, "{policy} {gradients}: {ranks} ranks, ZeRO {zero}");
@@ -213,7 +217,7 @@ fn gathered_weights_in_few_bits_keep_the_bits_too() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let plain = run(&Run::new("bf16", "", 0, "f32"), &tokens, 1, 3);
-    for format in ["fp8-e4m3-g256", "int8-g256"] {
+    for (i, format) in ["fp8-e4m3-g256", "int8-g256"].into_iter().enumerate() {
         let of = |zero| {
             let mut run = Run::new("bf16", "", zero, "f32");
             run.parallel.gather = MessageFormat::parse(format);
@@ -221,7 +225,7 @@ fn gathered_weights_in_few_bits_keep_the_bits_too() {
         };
         let alone = run(&of(0), &tokens, 1, 3);
         assert!(alone.1 != plain.1, "{format}");
-        for (ranks, zero) in [(2, 0), (4, 1)] {
+        for (ranks, zero) in shared_out([(2, 0), (4, 1)], 2, i) {
             assert!(run(&of(zero), &tokens, ranks, 3) == alone, "{format}: {ranks} ranks, ZeRO {zero}");
         }
     }
@@ -252,14 +256,15 @@ fn telemetry_of_weights_is_that_of_the_whole() {
 fn checkpoints_are_those_of_any_number_of_ranks() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
-    for (policy, optimizer, gradients) in [
+    let rows = [
         ("fp32", "moments = \"8bit\"", "f32"),
         ("bf16-remainder", "kind = \"muon\"", "f32"),
         ("fp8-delayed", "", "int8-g256"),
         ("fp16", "kind = \"lion\"", "sign"),
         // The scale of the loss grows after every second step.
         ("fp16-growing", "", "int8-g256"),
-    ] {
+    ];
+    for (policy, optimizer, gradients) in sampled(rows, 2) {
         let of = |zero| Run::new(policy, optimizer, zero, gradients);
         let whole = run(&of(0), &tokens, 1, 5);
         let mut files = Vec::new();
