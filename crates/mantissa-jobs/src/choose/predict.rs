@@ -38,6 +38,9 @@ const PER_WEIGHT: f64 = 12e-9;
 /// Share of the speed of one thread that each of several has.
 const SHARED: f64 = 0.85;
 
+/// Seconds of a run whose time is predicted from a rough figure of the processor's speed.
+const SHORT: f64 = 2.0;
+
 /// Predicts the seconds of `plan` with `tokens` tokens of calibration; `bench/predict.py` compares it with runs.
 pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
     let work = of_methods(plan, tokens) + of_passes(plan, tokens) + of_measurements(plan);
@@ -54,7 +57,10 @@ pub fn writing_seconds(plan: &Plan, threads: usize) -> f64 {
 fn timed(plan: &Plan, work: Time, threads: usize) -> f64 {
     let fixed = plan.linear_weights() as f64 * PER_WEIGHT;
     let many = if threads > 1 { SHARED * threads as f64 } else { 1.0 };
-    (2.0 * work.products / (REACHED * speed()) + work.seconds + fixed) / many
+    let at = |speed: f64| (2.0 * work.products / (REACHED * speed) + work.seconds + fixed) / many;
+    // A run of a moment is not worth a measurement that takes as long.
+    let roughly = at(speed(96, 4));
+    if roughly < SHORT { roughly } else { at(speed(384, 16)) }
 }
 
 /// Work of a run: multiply-adds that take the time of those of a matrix product, and seconds of one thread for the rest.
@@ -133,20 +139,25 @@ fn of_measurements(plan: &Plan) -> Time {
     Time { products: (evaluated + tasks) * all, seconds: 0.0 }
 }
 
-/// Measures the operations per second of one thread in a matrix product.
-fn speed() -> f64 {
-    const SIDE: usize = 384;
-    let (a, b) = (vec![0.5f32; SIDE * SIDE], vec![0.25f32; SIDE * SIDE]);
-    let mut c = vec![0f32; SIDE * SIDE];
-    let mut best = f64::INFINITY;
+/// Measures the operations per second of one thread in products of matrices of `side` rows and columns: the best of up to
+/// `most` runs.
+fn speed(side: usize, most: usize) -> f64 {
+    // Without vector instructions a run takes a fifth of a second, and one is enough.
+    const LONGEST: f64 = 0.1;
+    let (a, b) = (vec![0.5f32; side * side], vec![0.25f32; side * side]);
+    let mut c = vec![0f32; side * side];
+    let (mut best, all) = (f64::INFINITY, Instant::now());
     // The first runs warm up the processor's caches and clock; other programs take some of the rest.
-    for _ in 0..16 {
+    for _ in 0..most {
         let start = Instant::now();
-        let (a, b) = (MatRef::new(&a, SIDE, SIDE), MatRef::new(&b, SIDE, SIDE));
-        kernels().gemm_nt(a, b, MatMut::new(&mut c, SIDE, SIDE), false);
+        let (a, b) = (MatRef::new(&a, side, side), MatRef::new(&b, side, side));
+        kernels().gemm_nt(a, b, MatMut::new(&mut c, side, side), false);
         best = best.min(start.elapsed().as_secs_f64());
+        if all.elapsed().as_secs_f64() > LONGEST {
+            break;
+        }
     }
-    2.0 * (SIDE * SIDE * SIDE) as f64 / best.max(1e-6)
+    2.0 * (side * side * side) as f64 / best.max(1e-6)
 }
 
 /// Formats a predicted time, which is not exact.
@@ -171,6 +182,7 @@ mod tests {
 
     #[test]
     fn the_speed_is_that_of_a_processor() {
-        assert!((1e8..1e13).contains(&speed()));
+        assert!((1e8..1e13).contains(&speed(96, 4)));
+        assert!((1e8..1e13).contains(&speed(384, 16)));
     }
 }

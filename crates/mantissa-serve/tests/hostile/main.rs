@@ -2,7 +2,8 @@
 //! client asks for plain answers. No row may stop the server, slow the other client down, or leave anything behind.
 //!
 //! The server runs in a process of its own, which is this program with another argument; so do the processes that hold
-//! grammars. `MANTISSA_HOSTILE_SECONDS` sets the time of each row (default 1), a word on the command line chooses rows.
+//! grammars. `MANTISSA_HOSTILE_SECONDS` sets the time of each row (default 1), a word on the command line chooses rows. Without
+//! one, every third row runs, and every row with `MANTISSA_TESTS=all`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod client;
@@ -59,7 +60,11 @@ fn the_table_of_hostile_requests_holds(wanted: Option<&str>, time: Duration) -> 
     println!("before: {before}");
     let mut run = 0;
     let mut plain = BTreeMap::new();
-    for row in rows().iter().filter(|row| wanted.is_none_or(|word| row.name.contains(word))) {
+    // The table has at least three rows of each kind, one after the other.
+    let whole = wanted.is_some() || std::env::var_os("MANTISSA_TESTS").is_some_and(|tests| tests == "all");
+    let table = rows();
+    let chosen = table.iter().filter(|row| wanted.is_none_or(|word| row.name.contains(word)));
+    for row in chosen.step_by(if whole { 1 } else { 3 }) {
         run += 1;
         let ask = (row.plain)();
         let plain = *plain

@@ -1,5 +1,5 @@
 //! Gradients against differences of the loss, and their bits at every thread count.
-use crate::common::{batch, bits, data, name, one, options, plain, train_model, trainable};
+use crate::common::{batch, bits, data, name, one, options, plain, sampled, train_model, trainable};
 use mantissa_model::load_config;
 use mantissa_model::{Batch, Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind};
 use mantissa_num::parse_activation;
@@ -32,7 +32,7 @@ fn moved(
 /// with a large share of the gradient, and along the gradient itself.
 #[test]
 fn gradients_are_the_slopes_of_the_loss() {
-    for dir in trainable() {
+    for dir in sampled(trainable(), 3) {
         let mut model = train_model(&dir, 1).unwrap();
         // The choice of experts makes the loss jump, and clipping gives it kinks.
         if model.config().experts.is_some() || model.config().clip_qkv.is_some() {
@@ -119,7 +119,10 @@ fn attention_sinks_have_slopes() {
 
 #[test]
 fn thread_counts_change_no_bit() {
-    for dir in trainable() {
+    let plain = plain();
+    // Models of both kinds.
+    let (first, others): (Vec<_>, Vec<_>) = trainable().into_iter().partition(|dir| plain.contains(dir));
+    for dir in sampled(first, 3).chain(sampled(others, 3)) {
         let (tokens, lens) = batch(&dir, 1200);
         let batch = Batch { tokens: &tokens, lens: &lens };
         let targets = next_token_targets(&batch);
@@ -137,8 +140,7 @@ fn thread_counts_change_no_bit() {
             (seen, bits(&model.parameters().values()))
         };
         let one = run(1);
-        let plain = plain().contains(&dir);
-        for threads in [3, 2, 7].into_iter().take(if plain { 3 } else { 1 }) {
+        for threads in [3, 2, 7].into_iter().take(if plain.contains(&dir) { 3 } else { 1 }) {
             assert!(run(threads) == one, "{}, {threads} threads", name(&dir));
         }
     }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use mantissa_model::Bos;
 use tempfile::TempDir;
 
-use crate::support::{command, fail, json, mantissa, root, stderr, strict_json, succeed, text};
+use crate::support::{
+    command, fail, json, levels_and_threads, mantissa, root, stderr, strict_json, succeed, text,
+};
 
 /// A model with a tokenizer.
 fn model() -> PathBuf {
@@ -88,25 +90,19 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
     ] {
         let model = root().join("tests/data/tiny").join(name);
         let mut first: Option<Vec<(String, Vec<u8>)>> = None;
-        for level in mantissa_kernels::Isa::available() {
-            for threads in ["1", "2"] {
-                let stem = Path::new(recipe).file_stem().unwrap().to_str().unwrap();
-                let out = temp.path().join(format!("{name}-{stem}-{dtype}-{level}-{threads}"));
-                let mut command = command();
-                command.env("MANTISSA_ISA", level.name()).args([
-                    "quantize",
-                    text(&model),
-                    "--out",
-                    text(&out),
-                ]);
-                command.args(["--recipe", recipe, "--format", "native", "--threads", threads]);
-                command.args(["--calibration-tokens", text(&windows), "--calibration-dtype", dtype]);
-                let output = command.output().unwrap();
-                assert!(output.status.success(), "{}", stderr(&output));
-                let files = files(&out);
-                let same = first.get_or_insert_with(|| files.clone()) == &files;
-                assert!(same, "{name}, {recipe}, {dtype}: {level}, {threads} threads");
-            }
+        for (level, threads) in levels_and_threads() {
+            let stem = Path::new(recipe).file_stem().unwrap().to_str().unwrap();
+            let out = temp.path().join(format!("{name}-{stem}-{dtype}-{level}-{threads}"));
+            let mut command = command();
+            command.env("MANTISSA_ISA", level.name());
+            command.args(["quantize", text(&model), "--out", text(&out)]);
+            command.args(["--recipe", recipe, "--format", "native", "--threads", threads]);
+            command.args(["--calibration-tokens", text(&windows), "--calibration-dtype", dtype]);
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{}", stderr(&output));
+            let files = files(&out);
+            let same = first.get_or_insert_with(|| files.clone()) == &files;
+            assert!(same, "{name}, {recipe}, {dtype}: {level}, {threads} threads");
         }
     }
 }
@@ -160,26 +156,24 @@ fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
         all.iter().chain(&more).map(|argument| (*argument).to_owned()).collect()
     };
     let mut first: Option<Vec<(String, Vec<u8>)>> = None;
-    for level in mantissa_kernels::Isa::available() {
-        for threads in ["1", "2"] {
-            let out = temp.path().join(format!("{level}-{threads}"));
-            let mut command = command();
-            command.env("MANTISSA_ISA", level.name()).args(arguments(&out, threads));
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{}", stderr(&output));
-            let done = strict_json::parse(&output.stdout).unwrap();
-            assert_eq!(done["verification"]["ok"], true, "{done}");
-            for layer in done["layers"].as_array().unwrap() {
-                let note = layer["notes"][0].as_str().unwrap();
-                assert!(note.starts_with("mean error under the Fisher metric"), "{note}");
-                let mut errors = note.rsplit("output ").next().unwrap().split(" → ");
-                let mut next = || errors.next().unwrap().parse::<f64>().unwrap();
-                let (before, after) = (next(), next());
-                assert!(after < 0.8 * before, "{note}");
-            }
-            let files = files(&out);
-            assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
+    for (level, threads) in levels_and_threads() {
+        let out = temp.path().join(format!("{level}-{threads}"));
+        let mut command = command();
+        command.env("MANTISSA_ISA", level.name()).args(arguments(&out, threads));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let done = strict_json::parse(&output.stdout).unwrap();
+        assert_eq!(done["verification"]["ok"], true, "{done}");
+        for layer in done["layers"].as_array().unwrap() {
+            let note = layer["notes"][0].as_str().unwrap();
+            assert!(note.starts_with("mean error under the Fisher metric"), "{note}");
+            let mut errors = note.rsplit("output ").next().unwrap().split(" → ");
+            let mut next = || errors.next().unwrap().parse::<f64>().unwrap();
+            let (before, after) = (next(), next());
+            assert!(after < 0.8 * before, "{note}");
         }
+        let files = files(&out);
+        assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
     }
     fs::write(&recipe, format!("{table}metric = \"mse\"\n")).unwrap();
     let out = temp.path().join("mse");

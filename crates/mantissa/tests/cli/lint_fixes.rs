@@ -175,7 +175,8 @@ fn fixes_of_plans_are_commands_that_work() {
     let window: Vec<u32> = (0..64).collect();
     std::fs::write(&tokens, serde_json::to_string(&[&window, &window]).unwrap()).unwrap();
     let mut ran = 0;
-    for (i, (recipe, format)) in ARTIFACTS.into_iter().chain([("gptq-int3-g32", "")]).enumerate() {
+    let artifacts = ARTIFACTS.into_iter().chain([("gptq-int3-g32", "")]).enumerate();
+    for (i, (recipe, format)) in sampled(artifacts, 3) {
         for engine in ENGINES {
             let out = temp.path().join(format!("p{i}"));
             let mut arguments = vec![
@@ -211,7 +212,7 @@ fn fixes_of_plans_are_commands_that_work() {
             ran += 1;
         }
     }
-    assert!(ran > 40, "{ran}");
+    assert!(ran > if whole() { 40 } else { 8 }, "{ran}");
 }
 
 #[test]

@@ -384,8 +384,8 @@ impl Inputs {
 
 /// Every command with a ceiling, in the forms that hold different things.
 const COMMANDS: [&str; 35] = [
-    "demo --recipe rtn-q4_0 --report @out.html",
     "inspect @model",
+    "demo --recipe rtn-q4_0 --report @out.html",
     "inspect @int4",
     "inspect @int4 --stats",
     "quantize @model --recipe rtn-int4-g128 --out @out",
@@ -425,7 +425,7 @@ const COMMANDS: [&str; 35] = [
 #[test]
 fn a_ceiling_is_kept_or_refused_by_every_command() {
     let inputs = Inputs::new();
-    for line in sampled(COMMANDS, 3) {
+    for line in sampled(COMMANDS, 5) {
         let mut report = Vec::new();
         for memory in [1_000_000, 12_000_000, 40_000_000, 400_000_000] {
             let (output, peak) = inputs.run(line, memory);
@@ -525,7 +525,7 @@ fn texts_without_end_are_refused_with_the_limit() {
         (&["tokenizer", &line, "--vocab", "300", "--out", &out], 3, "got a need of"),
         (&["eval", "demo", "--tokens", &long], 3, "got a need of"),
     ];
-    for (arguments, code, words) in cases {
+    for (arguments, code, words) in sampled(cases, 2) {
         let memory = ceiling.to_string();
         let (output, peak) = measured(&[arguments, &["--memory", &memory, "--quiet"]].concat());
         let said = stderr(&output);

@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use mantissa_kernels::Isa;
 use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, TensorSpec};
 use serde_json::Value;
 
@@ -84,6 +85,26 @@ pub fn left_to_nightly() -> bool {
 /// Takes every `step`th of `all`, the first included; everything if sweeps run [`whole`].
 pub fn sampled<T>(all: impl IntoIterator<Item = T>, step: usize) -> impl Iterator<Item = T> {
     all.into_iter().step_by(if whole() { 1 } else { step })
+}
+
+/// Takes, of `all`, what is `offset` places after every `step`th, so that members of an outer sweep, each with its own offset,
+/// share `all` among them; everything if sweeps run [`whole`].
+pub fn shared_out<T>(
+    all: impl IntoIterator<Item = T>,
+    step: usize,
+    offset: usize,
+) -> impl Iterator<Item = T> {
+    let mine = move |place: usize| whole() || place % step == offset % step;
+    all.into_iter().enumerate().filter(move |(place, _)| mine(*place)).map(|(_, item)| item)
+}
+
+/// Returns instruction set levels, each with numbers of threads: one and two if sweeps run [`whole`]; otherwise one at the plain
+/// level, which takes longest, and two at the others, among which equal bytes show what they show for all.
+pub fn levels_and_threads() -> Vec<(Isa, &'static str)> {
+    let levels: Vec<Isa> = Isa::available().collect();
+    let all = levels.iter().flat_map(|level| ["1", "2"].map(|threads| (*level, threads)));
+    let sample = |level: Isa, threads: &str| (level == levels[0]) == (threads == "1");
+    all.filter(|(level, threads)| whole() || levels.len() == 1 || sample(*level, threads)).collect()
 }
 
 /// Returns the models of every architecture variant, in order of their names.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::{command, root, sampled, stderr, succeed, text};
+use crate::support::{command, root, sampled, shared_out, stderr, succeed, text};
 
 /// Windows with at least one token each, of unequal lengths.
 const UNEQUAL: [&str; 3] = [
@@ -166,17 +166,17 @@ impl Bench {
         };
         let windows = format!("{}:w", text(&file));
         let third = COMMANDS.iter().enumerate().filter(|(i, _)| i % 3 == rest);
-        for (_, (takes_unequal, line)) in sampled(third, 3) {
-            for unequal in UNEQUAL {
+        for (i, (_, (takes_unequal, line))) in sampled(third, 3).enumerate() {
+            for unequal in shared_out(UNEQUAL, 2, i) {
                 put(unequal);
                 let (code, said) = self.run(line, &windows);
                 assert!(code == 0 || !takes_unequal, "{line}: {unequal}: {said}");
             }
-            for either in EITHER {
+            for either in shared_out(EITHER, 2, i) {
                 put(either);
                 self.run(line, &windows);
             }
-            for (refused, because) in REFUSED {
+            for (refused, because) in shared_out(REFUSED, 2, i) {
                 put(refused);
                 let (code, said) = self.run(line, &windows);
                 assert!(

@@ -13,7 +13,7 @@ use mantissa_num::round::random_u32;
 use tempfile::TempDir;
 
 use crate::stops::{checkpoints, is_done, is_resumable, log, result, signal, start, undisturbed};
-use crate::support::{command, json, left_to_nightly, root, stderr, succeed, text, whole};
+use crate::support::{command, json, left_to_nightly, root, sampled, stderr, succeed, text, whole};
 
 /// Commands that train.
 const COMMANDS: [&str; 3] = ["train", "finetune", "distill"];
@@ -120,7 +120,8 @@ fn stopped_while_measured(name: &str, more: &[&str]) {
 
 #[test]
 fn a_signal_in_validation_leaves_a_checkpoint_of_the_step() {
-    for name in COMMANDS {
+    // What is fine-tuned is stopped at random moments below.
+    for name in sampled(COMMANDS, 2) {
         let files = format!(
             "validation.files=[{:?}]",
             text(&root().join("crates/mantissa-jobs/demo/text/prose.txt"))

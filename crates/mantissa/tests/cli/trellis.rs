@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
 use crate::main_job::windows;
-use crate::support::{command, fail, json, stderr, succeed, text};
+use crate::support::{command, fail, json, levels_and_threads, stderr, succeed, text};
 
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -74,26 +74,24 @@ fn bytes_depend_on_neither_threads_nor_level() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
     let recipe = temp.path().join("r.toml");
-    let table = "method = \"qtip\"\nweights = \"trellis4\"\nkeep = [\"*.0.mlp.*\", \"*.1.self_attn.*\", \"*.gate_proj\"]\n[[layers]]\nmodules = [\"*.q_proj\"]\nweights = \"trellis2-mul1\"\n";
+    let table = "method = \"qtip\"\nweights = \"trellis4\"\nkeep = [\"*.0.mlp.*\", \"*.1.self_attn.*\", \"*.gate_proj\", \"*.k_proj\", \"*.o_proj\", \"*.up_proj\"]\n[[layers]]\nmodules = [\"*.q_proj\"]\nweights = \"trellis2-mul1\"\n";
     fs::write(&recipe, table).unwrap();
     same_bytes_everywhere(temp.path(), &model, text(&recipe), &tokens);
 }
 
-/// Quantizes at every instruction set level on one and two threads; the bytes must agree.
+/// Quantizes at every instruction set level and number of threads; the bytes must agree.
 pub fn same_bytes_everywhere(dir: &Path, model: &Path, recipe: &str, tokens: &str) {
     let mut first: Option<Vec<(String, Vec<u8>)>> = None;
-    for level in mantissa_kernels::Isa::available() {
-        for threads in ["1", "2"] {
-            let out = dir.join(format!("{level}-{threads}"));
-            let mut command = command();
-            command.env("MANTISSA_ISA", level.name());
-            command.args(["quantize", text(model), "--recipe", recipe, "--out", text(&out)]);
-            command.args(["--calibration-tokens", tokens, "--threads", threads, "--quiet"]);
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{}", stderr(&output));
-            let files = files(&out);
-            assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
-        }
+    for (level, threads) in levels_and_threads() {
+        let out = dir.join(format!("{level}-{threads}"));
+        let mut command = command();
+        command.env("MANTISSA_ISA", level.name());
+        command.args(["quantize", text(model), "--recipe", recipe, "--out", text(&out)]);
+        command.args(["--calibration-tokens", tokens, "--threads", threads, "--quiet"]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let files = files(&out);
+        assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
     }
 }
 

@@ -28,7 +28,7 @@ struct Outcome {
 #[test]
 fn every_command_of_readme_and_guide_runs() {
     // README is the first page.
-    let pages = Mutex::new(sampled(guide(), 4).collect::<Vec<_>>());
+    let pages = Mutex::new(sampled(guide(), 8).collect::<Vec<_>>());
     let total = Mutex::new(Outcome::default());
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {

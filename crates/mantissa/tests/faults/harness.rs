@@ -101,10 +101,10 @@ impl Pace {
             return self;
         }
         Pace {
-            others: 5 * self.others,
+            others: 8 * self.others,
             writes: self.writes.div_ceil(3),
             again: 3 * self.again,
-            full: self.full.div_ceil(4),
+            full: self.full.div_ceil(6),
             together: 1,
             stops: self.stops.div_ceil(4),
             ..self

@@ -20,6 +20,12 @@ pub fn tiny() -> Vec<PathBuf> {
     dirs
 }
 
+/// Takes every `step`th of `all`, the first included; everything if sweeps run whole, as in `.ci/nightly`.
+pub fn sampled<T>(all: impl IntoIterator<Item = T>, step: usize) -> impl Iterator<Item = T> {
+    let whole = std::env::var_os("MANTISSA_TESTS").is_some_and(|tests| tests == "all");
+    all.into_iter().step_by(if whole { 1 } else { step })
+}
+
 /// A file of the data beside the repository; `None`, with a message on stderr, if it does not exist.
 pub fn shared(name: &str) -> Option<PathBuf> {
     let path = workspace().join("../shared").join(name);

@@ -44,6 +44,22 @@ pub fn one() -> PathBuf {
     named.expect("tests/data/tiny has arcee")
 }
 
+/// Takes every `step`th of `all`, the first included; everything if sweeps run whole, as in `.ci/nightly`.
+pub fn sampled<T>(all: impl IntoIterator<Item = T>, step: usize) -> impl Iterator<Item = T> {
+    shared_out(all, step, 0)
+}
+
+/// As [`sampled`], from another place on: members of an outer sweep, each with its own `offset`, share `all` among them.
+pub fn shared_out<T>(
+    all: impl IntoIterator<Item = T>,
+    step: usize,
+    offset: usize,
+) -> impl Iterator<Item = T> {
+    let whole = std::env::var_os("MANTISSA_TESTS").is_some_and(|tests| tests == "all");
+    let mine = move |place: usize| whole || place % step == offset % step;
+    all.into_iter().enumerate().filter(move |(place, _)| mine(*place)).map(|(_, item)| item)
+}
+
 /// The tiny models whose layers can be trained alone.
 pub fn plain() -> Vec<PathBuf> {
     let config = |dir: &Path| load_config(&ModelFiles::open(dir).unwrap()).unwrap();
