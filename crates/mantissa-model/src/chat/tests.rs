@@ -44,6 +44,28 @@ fn the_common_forms_of_templates_render_as_in_jinja() {
     assert_eq!(rendered(long).unwrap(), expected);
 }
 
+/// A model has several templates in a folder of files, a list or keys of a GGUF file; conversations with tools have their own.
+#[test]
+fn named_templates_are_read_and_written() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), "plain").unwrap();
+    std::fs::create_dir(dir.path().join(ChatTemplates::FOLDER)).unwrap();
+    std::fs::write(dir.path().join(ChatTemplates::FOLDER).join("tool_use.jinja"), "tools").unwrap();
+    std::fs::write(dir.path().join(ChatTemplates::FOLDER).join("notes.txt"), "none").unwrap();
+    let folder = ChatTemplates::load(dir.path(), None).unwrap();
+    let list = json!({"chat_template": [
+        {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}
+    ]});
+    let listed = ChatTemplates::load(tempfile::tempdir().unwrap().path(), Some(&list)).unwrap();
+    let keys = Metadata::from_pairs(Path::new("m.gguf"), folder.to_metadata());
+    for templates in [&folder, &listed, &ChatTemplates::of_metadata(&keys).unwrap()] {
+        assert_eq!(templates.names().collect::<Vec<_>>(), ["default", "tool_use"]);
+        assert_eq!((templates.get("default"), templates.get("tool_use")), (Some("plain"), Some("tools")));
+    }
+    let names = keys.get("tokenizer.chat_templates").and_then(GgufValue::as_array).unwrap();
+    assert_eq!(names.iter().filter_map(GgufValue::as_str).collect::<Vec<_>>(), ["tool_use"]);
+}
+
 #[test]
 fn json_matches_python() {
     let template = r#"{{ {"b": [1, 2.5, none, true], "a": {"ü": "<&>\"\n", "e": [], "o": {}}} | tojson }}"#;

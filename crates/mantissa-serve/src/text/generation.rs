@@ -319,3 +319,20 @@ fn flushed(new: &str, piece: &Piece) -> usize {
     let own = piece.text().and_then(|text| new.strip_suffix(text));
     own.map_or(0, |before| before.chars().count())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_earlier_tokens_comes_before_that_of_a_token() {
+        let flushed = |new: &str, own: &[u8]| flushed(new, &Piece { bytes: own.to_vec() });
+        assert_eq!(flushed(" avoid", b" avoid"), 0);
+        assert_eq!(flushed("\u{fffd} avoid", b" avoid"), 1);
+        assert_eq!(flushed("\u{fffd}\u{fffd}x", b"x"), 2);
+        // A part of a character, one that it completes, and a name that is not in the text.
+        assert_eq!(flushed("", b"\xe2\x82"), 0);
+        assert_eq!(flushed("\u{20ac}", b"\xac"), 0);
+        assert_eq!(flushed("", b"</s>"), 0);
+    }
+}

@@ -253,6 +253,50 @@ fn differences_of_a_written_tokenizer_are_noted() {
     );
 }
 
+/// llama.cpp removes no spaces for a SentencePiece vocabulary, whatever the file says, and finds tokens of bytes by their texts.
+#[test]
+fn what_llama_cpp_reads_otherwise_than_the_file_says_is_noted() {
+    let tokens = ["<unk>", "<s>", "</s>", "<0x0A>", SPACE, "a", "b", "ab"];
+    let vocabulary: serde_json::Map<_, _> =
+        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), id.into())).collect();
+    let added = |id: usize| {
+        serde_json::json!({"id": id, "content": tokens[id], "special": true, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false})
+    };
+    let replace = |pattern: serde_json::Value, content: &str| serde_json::json!({"type": "Replace", "pattern": pattern, "content": content});
+    let exported = |trims: bool, bytes: bool| {
+        let mut steps = vec![replace(serde_json::json!({"String": " "}), SPACE)];
+        if trims {
+            let extra = [("\\A +| +\\z", ""), (" {2,}", " ")];
+            let extra = extra.map(|(regex, content)| replace(serde_json::json!({"Regex": regex}), content));
+            steps.splice(0..0, extra);
+        }
+        let json = serde_json::json!({
+            "version": "1.0", "added_tokens": (0..3).map(added).collect::<Vec<_>>(),
+            "normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [replace(serde_json::json!({"String": SPACE}), " "),
+                {"type": "ByteFallback"}, {"type": "Fuse"}]},
+            "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": bytes,
+                "vocab": vocabulary, "merges": [["a", "b"]]}
+        });
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let own = serde_json::json!({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"});
+        std::fs::write(dir.path().join("tokenizer_config.json"), own.to_string()).unwrap();
+        export(dir.path(), tokens.len(), false).unwrap()
+    };
+    assert_eq!(exported(false, true).notes, [""; 0]);
+    for (trims, bytes) in [(true, true), (false, false)] {
+        let exported = exported(trims, bytes);
+        let noted = exported
+            .notes
+            .iter()
+            .any(|note| note.contains("with the GGUF file llama.cpp encodes other tokens"));
+        assert!(noted, "{trims} {bytes}: {:?}", exported.notes);
+        assert!(exported.metadata.iter().any(|(key, _)| key == TOKENIZER_NOTE));
+    }
+}
+
 /// A SentencePiece tokenizer of six pieces, whose scores decide between two ways to split.
 fn sentence_piece(scores: [f32; 3]) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
