@@ -48,7 +48,8 @@ fn every_command_of_readme_and_guide_runs() {
     println!("{} commands run, {} skipped", total.ran, total.skipped);
     assert!(total.failures.is_empty(), "{}", total.failures.join("\n"));
     assert!(total.ran >= if whole() { 60 } else { 15 }, "only {} commands were found", total.ran);
-    assert!(total.skipped <= 5, "{} blocks are skipped", total.skipped);
+    // Each needs what tests do not install: llama.cpp, vLLM, the network (2), a wheel, lm_eval, torch, minisign.
+    assert!(total.skipped <= 8, "{} blocks are skipped", total.skipped);
 }
 
 fn run_page(page: &Page) -> Outcome {
