@@ -305,6 +305,7 @@ impl Parameters {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
+    use mantissa_model::Role;
     use serde_json::json;
 
     use super::*;

@@ -243,7 +243,7 @@ impl Train {
                 let name = self.folder().display().to_string();
                 // What was told at its start holds for those who ask again, and under --strict.
                 if let Some(report) = &report {
-                    report.data.past_warnings(&name).iter().for_each(|warning| host.warn(warning));
+                    host.warn_all(&report.data.past_warnings(&name))?;
                 }
                 Ok(report)
             }

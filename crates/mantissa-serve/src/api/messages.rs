@@ -36,6 +36,7 @@ fn chat(body: &Value, bytes: usize) -> Result<Sampling<ChatRequest>, ApiError> {
         return Err(ApiError::bad("expected a JSON object"));
     }
     unknown::check_fields(body, ANTHROPIC_FIELDS)?;
+    unknown::check_within(body, "output_config", &["effort", "format"])?;
     Sampling::of(
         anthropic_to_chat(body)?,
         bytes,

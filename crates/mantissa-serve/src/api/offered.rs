@@ -4,6 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use mantissa_model::chat::ChatTemplates;
+
 use super::{ApiError, Artifact};
 use crate::grammar::Grammar;
 use crate::tools::{self, Choice, Syntax, Tool};
@@ -53,6 +55,8 @@ pub(crate) struct FunctionName {
 #[derive(Clone, Debug)]
 pub(crate) struct Offered {
     pub(crate) syntax: &'static Syntax,
+    /// True if a message has to present the tools, because no template of the model does.
+    pub(crate) needs_message: bool,
     pub(crate) tools: Vec<Tool>,
     choice: Choice,
     parallel: bool,
@@ -101,7 +105,9 @@ impl Offered {
             _ if tools.is_empty() => Ok(None),
             _ => {
                 let syntax = Syntax::of(artifact.tokenizer.chat_template_for(true));
-                Ok(Some(Offered { syntax, tools, choice, parallel: parallel.unwrap_or(true) }))
+                let has_own = artifact.tokenizer.chat_templates().get(ChatTemplates::TOOLS).is_some();
+                let needs_message = syntax.needs_message() && !has_own;
+                Ok(Some(Offered { syntax, needs_message, tools, choice, parallel: parallel.unwrap_or(true) }))
             }
         }
     }
@@ -124,7 +130,7 @@ impl Offered {
 
     /// Presents the tools in the system message, if the chat template does not.
     pub(crate) fn present(&self, messages: &mut Vec<Value>) {
-        if !self.syntax.needs_message() {
+        if !self.needs_message {
             return;
         }
         let text = tools::message(&self.tools);

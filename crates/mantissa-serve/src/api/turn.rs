@@ -72,7 +72,7 @@ impl Turn {
             offered.present(&mut self.messages);
         }
         let variables = Variables {
-            tools: offered.filter(|offered| !offered.syntax.needs_message()).map(Offered::for_template),
+            tools: offered.filter(|offered| !offered.needs_message).map(Offered::for_template),
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true) || last.is_some(),
             other: self.kwargs,
         };

@@ -24,7 +24,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "max_tool_calls",
     "metadata",
     "mirostat_eta",
-    "output_config.effort",
     "mirostat_tau",
     "n_keep",
     "priority",
@@ -87,7 +86,7 @@ pub(crate) fn check(name: &str, value: &Value) -> Result<(), ApiError> {
 }
 
 /// Objects whose fields are checked too; those of messages and tools may come from a reply of another server.
-const NESTED: &[&str] = &["structured_outputs", "response_format", "stream_options", "output_config"];
+const NESTED: &[&str] = &["structured_outputs", "response_format", "stream_options"];
 
 /// Checks the fields of the body `bytes` at the paths `ignored`, which no reader of the body took.
 ///
@@ -115,6 +114,16 @@ pub(crate) fn check_fields(body: &Value, known: &[&str]) -> Result<(), ApiError>
     fields
         .filter(|(name, _)| !known.contains(&name.as_str()))
         .try_for_each(|(name, value)| check(name, value))
+}
+
+/// Checks the fields of the object `name` within a body that are not `known`.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn check_within(body: &Value, name: &str, known: &[&str]) -> Result<(), ApiError> {
+    let fields = body[name].as_object().into_iter().flatten();
+    let mut others = fields.filter(|(field, _)| !known.contains(&field.as_str()));
+    others.try_for_each(|(field, value)| check(&format!("{name}.{field}"), value))
 }
 
 #[cfg(test)]
