@@ -100,7 +100,8 @@ def times(args):
 
 def watched(arguments):
     """Runs a rank and prints its number and the peak of its anonymous memory in MB, as its last line."""
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+    # The launcher talks to a rank over an open file.
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, close_fds=False)
     peak = 0
     while process.poll() is None:
         try:

@@ -8,7 +8,7 @@ use mantissa_ranks::{Link, RankError, SharedLink};
 
 use super::coded::{encode, sum_coded};
 use super::message::MessageFormat;
-use super::sums::reduce;
+use super::sums::{length, reduce, to_all};
 use super::units::{Unit, Units};
 use crate::gradients::Gradients;
 
@@ -37,8 +37,23 @@ impl Reduction {
             let messages = encode(&self.format, params.iter(), &self.shards, grads, &mut self.errors);
             sum_coded(&mut self.link, &self.format, params.iter(), &self.shards, vec![messages], grads)?;
         }
+        self.wait_for_all()?;
         let shard = &self.shards[self.link.rank()];
         params.iter().for_each(|param| grads.release_outside(shard, &param.range));
+        Ok(())
+    }
+
+    /// Waits until all ranks have received what they were sent: a rank that holds no part of many units would run ahead, and its
+    /// messages would fill the memory that the division saves.
+    fn wait_for_all(&mut self) -> Result<(), RankError> {
+        to_all(&mut self.link, &[])?;
+        let own = self.link.rank();
+        for rank in (0..self.link.size()).filter(|rank| *rank != own) {
+            let message = self.link.receive(rank)?;
+            if !message.is_empty() {
+                return Err(length(rank, &message));
+            }
+        }
         Ok(())
     }
 }
