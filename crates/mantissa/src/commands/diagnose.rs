@@ -137,14 +137,15 @@ fn human(out: &mut dyn Write, report: &Report, args: &Args) -> io::Result<()> {
 
 /// Lists the examinations that ran.
 fn examined(report: &Report) -> Table {
-    let mut table = Table::new([("examination", Align::Left), ("question", Align::Left), ("", Align::Left)]);
+    // The question is last, since only a last column is wrapped where the terminal is narrow.
+    let mut table = Table::new([("examination", Align::Left), ("", Align::Left), ("question", Align::Left)]);
     for ran in &report.examined {
         let verdict = match ran.findings {
             0 => "nothing found".to_owned(),
             1 => "1 finding".to_owned(),
             n => format!("{n} findings"),
         };
-        table.row([ran.name.to_owned(), ran.question.to_owned(), verdict]);
+        table.row([ran.name.to_owned(), verdict, ran.question.to_owned()]);
     }
     table
 }
