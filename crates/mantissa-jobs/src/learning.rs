@@ -246,7 +246,8 @@ impl Learning {
         }
         parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
         parts.extend(told_of_updates(&self.now, self.now.lost_updates.first()));
-        let risen = |(first, last): (f64, f64)| format!("the loss rose from {first:.3} to {last:.3} (smoothed)");
+        let risen =
+            |(first, last): (f64, f64)| format!("the loss rose from {first:.3} to {last:.3} (smoothed)");
         parts.extend(self.rise().map(risen));
         let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
         if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {

@@ -243,6 +243,11 @@ const FLAGS: &[Flag] = &[
     (&["lint", "plan", "fit", "recipes"], &["engine", "backend", "target"], "--for ENGINE"),
     (&["quantize"], &["backend", "target"], "--for ENGINE"),
     (&["inspect", "verify", "doctor", "report"], &["for", "engine"], "mantissa lint MODEL --for ENGINE"),
+    (
+        &["inspect", "eval"],
+        &["layers", "per-layer"],
+        "mantissa quantize --layers, or mantissa report OUTPUT: the error of every layer of an output",
+    ),
     (&["report"], &["html"], "--out FILE: the page is HTML"),
     (&["report"], &["card", "model-card", "markdown", "md"], "mantissa compare MODEL OUTPUT --markdown=FILE"),
     (&["pull"], &["token"], "the variable HF_TOKEN"),
@@ -282,7 +287,11 @@ const FLAGS: &[Flag] = &[
     (&[], &["num-threads", "nproc"], "--threads N"),
     (&[], &["f", "force", "y", "yes"], "--overwrite"),
     (&[], &["s"], "--seed N"),
-    (&[], &["v", "verbose", "log-verbose", "debug"], "nothing: warnings and progress are shown (--quiet hides them)"),
+    (
+        &[],
+        &["v", "verbose", "log-verbose", "debug"],
+        "nothing: warnings and progress are shown (--quiet hides them)",
+    ),
     (&[], &["silent", "no-progress", "log-disable"], "--quiet"),
     (&[], &["trust-remote-code"], "nothing: mantissa runs no code of a model"),
 ];

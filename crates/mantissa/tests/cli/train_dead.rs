@@ -324,7 +324,7 @@ fn a_learning_rate_that_is_too_high_is_named() {
             "{policy}: {found}"
         );
         assert!(
-            found["summary"].as_str().unwrap().starts_with("the learning rate: at 5 the update of step "),
+            found["summary"].as_str().unwrap().starts_with("the learning rate: at lr 5 the update of step "),
             "{found}"
         );
         let told = succeed(&["train", "--autopsy", text(&run), "--quiet"]);

@@ -14,8 +14,8 @@ const MOST: usize = 8;
 
 /// Words of questions that name nothing.
 const ASKING: [&str; 22] = [
-    "what", "what's", "which", "how", "why", "when", "who", "is", "are", "does", "do", "did", "mean", "means", "the", "a",
-    "an", "of", "explain", "about", "tell", "me",
+    "what", "what's", "which", "how", "why", "when", "who", "is", "are", "does", "do", "did", "mean",
+    "means", "the", "a", "an", "of", "explain", "about", "tell", "me",
 ];
 
 /// Meaning of words in place of a topic.
