@@ -117,7 +117,11 @@ pub fn choose(
         n => format!("{first} of the {n} {measured} that fit the model and {engines}"),
     };
     let (kl, model) = chosen.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
-    let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({})", page_command(PAGE));
+    let at_most = if chosen.is_bounded(None) { "at most " } else { "" };
+    let why = format!(
+        "{of}{smaller}: {at_most}{kl:.5} nats/token on our test model {model} ({})",
+        page_command(PAGE)
+    );
     Ok(RecipeChoice {
         recipe: chosen.recipe.unwrap_or_default(),
         format: found.container,

@@ -92,8 +92,10 @@ fn quality(row: &Row, max_kl: f64) -> String {
     if row.precision.is_dense() {
         return "no loss: the weights are those of the model".to_owned();
     }
-    let measured =
-        MODELS.iter().zip(row.precision.kl).filter_map(|(model, kl)| Some(format!("{:.5} on {model}", kl?)));
+    let measured = MODELS.iter().zip(row.precision.kl).filter_map(|(model, kl)| {
+        let at_most = if row.precision.is_bounded(Some(model)) { "at most " } else { "" };
+        Some(format!("{at_most}{:.5} on {model}", kl?))
+    });
     let limit = match max_kl.is_finite() {
         true => format!("limit {max_kl} (--max-kl)"),
         false => "not limited, as --bits asks for the width".to_owned(),

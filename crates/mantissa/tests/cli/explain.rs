@@ -37,6 +37,18 @@ fn every_topic_answers_for_a_model_and_hardware() {
     }
 }
 
+/// This CPU is measured only for answers that have its figures.
+#[test]
+fn answers_without_figures_measure_nothing() {
+    for topic in ["mx", "mistakes"] {
+        let answer = succeed(&["explain", topic]);
+        assert!(!answer.contains("Figures of") && !answer.contains("GB/s"), "{answer}");
+    }
+    assert!(succeed(&["explain", "memory", "--hardware", "rtx4090"]).contains("Figures of "));
+    let nvfp4 = succeed(&["explain", "what is nvfp4?"]);
+    assert!(nvfp4.contains("mantissa schemes nvfp4"), "{nvfp4}");
+}
+
 /// A word of one topic answers by it; of several, lists them; terms of the glossary, schemes and recipes are named.
 #[test]
 fn words_lead_to_topics_terms_and_commands() {
