@@ -82,11 +82,15 @@ fn spec_of(name: &str) -> Option<&'static Spec> {
 
 /// Splits the memory off a name that ends in it: `M2 16GB` is the row of m2 and `16GiB`, as `--memory` takes it.
 fn with_memory(name: &str) -> Option<(&'static Spec, String)> {
-    let compact = name.to_lowercase().replace(['-', '_', ' ', ','], "");
-    let digits = compact.trim_end_matches("gib").trim_end_matches("gb");
-    let device = digits.trim_end_matches(|c: char| c.is_ascii_digit());
-    let size = &digits[device.len()..];
-    let found = spec_of(device).filter(|_| digits.len() < compact.len() && !size.is_empty())?;
+    const BETWEEN: [char; 4] = [' ', '-', '_', ','];
+    let lower = name.to_lowercase();
+    let unit = ["gib", "gb"].into_iter().find_map(|unit| lower.strip_suffix(unit))?;
+    let rest = unit.trim_end_matches(BETWEEN);
+    let device = rest.trim_end_matches(|c: char| c.is_ascii_digit());
+    let size = &rest[device.len()..];
+    // Digits right after letters are the device's own.
+    let is_apart = !size.is_empty() && device.ends_with(BETWEEN);
+    let found = spec_of(device.trim_end_matches(BETWEEN)).filter(|_| is_apart)?;
     Some((found, format!("{size}GiB")))
 }
 

@@ -93,6 +93,7 @@ pub struct Args {
 impl Args {
     /// Returns the job.
     fn job(&self, seed: u64) -> Result<Compare> {
+        self.refuse_lists()?;
         let outputs = self.outputs.iter().chain(&self.candidates).map(|model| model.job_path().clone());
         let options = MeasuredText { context: self.context, limit: self.limit, ..MeasuredText::default() };
         let text = |path: &PathBuf| MeasuredText {
@@ -169,7 +170,6 @@ impl Execute for Args {
             return Err(BadInput::new("--markdown", found, "--markdown=FILE with --json").into());
         }
         self.refuse_missing()?;
-        self.refuse_lists()?;
         let recipes = self.recipes.iter().filter(|name| !Recipe::is_file(name));
         recipes.for_each(|name| choose::note_name(name, context));
         let report = self.job(context.seed)?.run(context)?;

@@ -20,7 +20,7 @@ use self::lookup::Meant;
 use super::execute::Execute;
 use super::next_steps::quoted;
 use super::parse::scheme;
-use super::plan::{Subject, THIS, context_of, device};
+use super::plan::{Subject, THIS, context_of, device, units_of};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::{GlossaryEntry, Group};
@@ -124,7 +124,8 @@ impl Execute for Args {
         let uses = Uses::of(topic, &shape);
         let device = match self.subject.hardware() {
             // Not measured for an answer without its figures.
-            THIS if !uses.hardware => unmeasured(),
+            THIS if !uses.hardware => measured(1.0),
+            name if !uses.speed => units_of(name, context)?,
             name => device(name, context)?,
         };
         let tokens = context_of(self.context, 8192, &shape)?;
@@ -150,8 +151,10 @@ impl Execute for Args {
 
 /// What the answer of a topic depends on.
 struct Uses {
-    /// Figures of the hardware.
+    /// Figures or units of the hardware.
     hardware: bool,
+    /// Speed of the hardware.
+    speed: bool,
     /// Figures of the model, the load or the hardware.
     figures: bool,
 }
@@ -165,27 +168,28 @@ impl Uses {
         };
         let devices: Vec<Device> = devices().collect();
         let (Some(first), Some(last)) = (devices.first(), devices.last()) else {
-            return Uses { hardware: true, figures: true };
+            return Uses { hardware: true, speed: true, figures: true };
         };
         let known = answer(shape, first, 1);
         let hardware = known != answer(shape, last, 1);
         let other = ModelShape::named("70B").ok();
         let model = other.is_none_or(|other| answer(&other, first, 1) != known);
-        Uses { hardware, figures: hardware || model || answer(shape, first, 64) != known }
+        let speed = answer(shape, &measured(1.0), 1) != answer(shape, &measured(16.0), 1);
+        Uses { hardware, speed, figures: hardware || model || answer(shape, first, 64) != known }
     }
 }
 
-/// Returns a device for answers that have none of its figures.
-fn unmeasured() -> Device {
+/// Returns a processor `times` as fast as a small one, which was not measured.
+fn measured(times: f64) -> Device {
     let limits = Measured {
         threads: 1,
         level: String::new(),
-        machine_read_gb_per_s: 1.0,
-        machine_int8_gops: None,
-        machine_bf16_gflops: None,
-        machine_f32_gflops: None,
+        machine_read_gb_per_s: times,
+        machine_int8_gops: Some(16.0 * times),
+        machine_bf16_gflops: Some(8.0 * times),
+        machine_f32_gflops: Some(4.0 * times),
     };
-    Device { title: "this CPU".into(), ..Device::measured("", 0, &limits, "not measured".to_owned()) }
+    Device { title: "this CPU".into(), ..Device::measured("", 1 << 34, &limits, "not measured".to_owned()) }
 }
 
 /// Makes the error of a name that means nothing here.
