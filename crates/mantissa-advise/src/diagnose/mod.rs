@@ -39,6 +39,7 @@ pub use self::measurements::{Ablation, Alone, CacheScheme, Step};
 pub use self::request::{Names, Request};
 use self::trials::Trials;
 use crate::doctor::check_same_shape;
+use crate::doctor::score::Score;
 use crate::error::Result;
 
 /// Most tokens that an examination runs, and most tokens of a window: figures change little beyond, and a pass stays
@@ -172,7 +173,7 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
         examined.seen = again;
     }
     let (tokens, windows) = (examined.seen.tokens, examined.windows.len());
-    let nll = examined.trials.base.as_ref().map(|score| score.nll());
+    let nll = examined.trials.base.as_ref().map(Score::nll);
     let nll_of_frequencies = examined.trials.entropy;
     let mut report = Report { tokens, windows, nll, nll_of_frequencies, ..Report::default() };
     for (i, examination) in EXAMINATIONS.iter().enumerate() {
