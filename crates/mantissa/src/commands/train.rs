@@ -309,7 +309,7 @@ fn stored(path: &Path) -> Option<String> {
     }
     let mut by_dtype = BTreeMap::<_, u64>::new();
     for tensor in files.checkpoint().tensors() {
-        *by_dtype.entry(tensor.dtype.name().to_lowercase()).or_default() += tensor.len as u64;
+        *by_dtype.entry(tensor.dtype.name().to_lowercase()).or_default() += tensor.len;
     }
     let (most, _) = by_dtype.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     Some(format!("mostly {most}, {size}"))
