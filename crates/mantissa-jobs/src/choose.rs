@@ -117,7 +117,11 @@ pub fn choose(
         n => format!("{first} of the {n} {measured} that fit the model and {engines}"),
     };
     let (kl, model) = chosen.figure().map_or((f64::NAN, ""), |figure| (figure.kl, figure.model));
-    let why = format!("{of}{smaller}: {kl:.5} nats/token on our test model {model} ({})", page_command(PAGE));
+    let at_most = if chosen.is_bounded(None) { "at most " } else { "" };
+    let why = format!(
+        "{of}{smaller}: {at_most}{kl:.5} nats/token on our test model {model} ({})",
+        page_command(PAGE)
+    );
     Ok(RecipeChoice {
         recipe: chosen.recipe.unwrap_or_default(),
         format: found.container,
@@ -228,6 +232,22 @@ impl Search<'_> {
         Ok((found, skipped.into_iter().filter(|(row, _)| better(row)).map(|(_, skip)| skip).collect()))
     }
 
+    /// True if a recipe of these bits fits. Without a device, whose speed would decide, the first that fits ends the search:
+    /// each takes a plan of the whole model.
+    fn has(&self, bits: u32) -> bool {
+        if self.device.is_some() {
+            return self.run(Some(bits)).is_ok_and(|(found, _)| found.is_some());
+        }
+        let measured =
+            |row: &&Precision| row.measured_kl().is_some() && !row.is_dense() && row.nominal == bits;
+        CANDIDATES.iter().filter(measured).any(|precision| {
+            Container::named(precision.convention).is_some_and(|container| {
+                let asked = self.asks_for(precision, container);
+                asked && fits(precision, container, self.source, self.targets).is_ok()
+            })
+        })
+    }
+
     /// True if the format is the one asked for, or the usual one of every engine.
     fn asks_for(&self, precision: &Precision, container: Container) -> bool {
         let native = precision.offered.native;
@@ -298,10 +318,8 @@ fn none(search: &Search<'_>, bits: u32, engines: &str, skipped: &[Skipped]) -> J
         skipped.iter().partition(|skipped| !skipped.why.contains("gpu="));
     let reasons: Vec<_> = named.into_iter().chain(unnamed).take(2).map(reason).collect();
     let why = if reasons.is_empty() { "none is measured".to_owned() } else { reasons.join("; ") };
-    let others: Vec<_> = (2..=8)
-        .filter(|&other| other != bits && search.run(Some(other)).is_ok_and(|(found, _)| found.is_some()))
-        .map(|other| other.to_string())
-        .collect();
+    let others: Vec<_> =
+        (2..=8).filter(|&other| other != bits && search.has(other)).map(|other| other.to_string()).collect();
     let fix = match (others.is_empty(), unmeasured(search)) {
         (false, _) => format!("--bits {}", others.join(" or ")),
         (true, Some((recipe, container))) => format!("--recipe {recipe} --format {}", container.name()),

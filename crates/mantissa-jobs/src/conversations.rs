@@ -140,7 +140,9 @@ pub fn tokens(
     affordable(line.len(), PER_BYTE)?;
     let line: Line = serde_json::from_str(line).map_err(|error| {
         let allowed = "{\"messages\": [{\"role\": …, \"content\": …}, …]} or {\"text\": …}";
-        BadInput::new(place.clone(), error.to_string(), allowed)
+        // The place has the line of the file.
+        let found = error.to_string().replace(" at line 1 column ", " at column ");
+        BadInput::new(place.clone(), found, allowed)
     })?;
     let (text, bos) = match line {
         Line::Document { text } => (text, Bos::Auto),

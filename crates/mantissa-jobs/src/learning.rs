@@ -86,7 +86,13 @@ pub struct Learning {
     /// Matrices whose updates were lost.
     lost_updates: BTreeSet<String>,
     unused: Option<Vec<UnusedExperts>>,
+    /// Loss of the first step, and the last smoothed one.
+    losses: Option<(f64, f64)>,
 }
+
+/// Rise of the smoothed loss over the first one, in nats/token, from which on a run that ends above its start went wrong:
+/// random weights are at most that far above the entropy of their tokens, and a run that learns nothing stays below.
+const RISEN: f64 = 0.5;
 
 /// Parameter without a gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -186,9 +192,25 @@ impl Learning {
         }
     }
 
-    /// True if something has no gradient, or lost its signal, in the last step.
+    /// Adds the loss of a step, and the smoothed one.
+    pub fn add_loss(&mut self, loss: f64, smoothed: f64) {
+        let first = self.losses.map_or(loss, |(first, _)| first);
+        self.losses = Some((first, smoothed));
+    }
+
+    /// True if something ceased to learn, or the loss rose.
     pub fn is_failing(&self) -> bool {
+        self.has_ceased() || self.rise().is_some()
+    }
+
+    /// True if something has no gradient, or lost its signal, in the last step.
+    pub fn has_ceased(&self) -> bool {
         !self.now.dead.is_empty() || !self.now.lost.is_empty()
+    }
+
+    /// Returns the first loss and the last smoothed one, if the run is above its start by more than one that learns nothing.
+    pub fn rise(&self) -> Option<(f64, f64)> {
+        self.losses.filter(|(first, last)| *last > first + RISEN)
     }
 
     /// Returns the first operand that has lost its signal now.
@@ -224,6 +246,9 @@ impl Learning {
         }
         parts.extend(told_of_lost(&self.lost.iter().map(|(_, lost)| lost).collect::<Vec<_>>()));
         parts.extend(told_of_updates(&self.now, self.now.lost_updates.first()));
+        let risen =
+            |(first, last): (f64, f64)| format!("the loss rose from {first:.3} to {last:.3} (smoothed)");
+        parts.extend(self.rise().map(risen));
         let unused: usize = self.unused.iter().flatten().map(|layer| layer.experts.len()).sum();
         if let Some(first) = self.unused.iter().flatten().find(|layer| !layer.experts.is_empty()) {
             let experts = if unused == 1 { "expert" } else { "experts" };
@@ -355,6 +380,17 @@ mod tests {
         let (learning, warnings, lines) = run(&[signals(&[]), signals(&[])]);
         assert_eq!((learning.summary(), warnings.len(), lines), (None, 0, 0));
         assert_eq!(learning.report(5).updates, 2);
+    }
+
+    #[test]
+    fn a_run_that_ends_above_its_start_has_failed() {
+        let (mut learning, ..) = run(&[signals(&[])]);
+        learning.add_loss(6.9, 6.9);
+        learning.add_loss(7.3, 7.2);
+        assert_eq!((learning.summary(), learning.is_failing()), (None, false));
+        learning.add_loss(90.0, 15.5);
+        assert_eq!(learning.summary().unwrap(), "the loss rose from 6.900 to 15.500 (smoothed)");
+        assert!(learning.is_failing() && !learning.has_ceased());
     }
 
     #[test]

@@ -102,6 +102,7 @@ impl LogLine {
     pub fn tell(&self, learning: &mut Learning) {
         let change = (self.not_learning.as_ref(), self.unused_experts.as_deref());
         learning.add(self.step, self.grad_norm.is_some(), change);
+        learning.add_loss(self.loss, self.smoothed_loss);
     }
 }
 

@@ -21,10 +21,7 @@ use crate::variant::is_nvfp4;
 #[non_exhaustive]
 pub enum ParseError {
     /// The text does not begin with an element or a named format.
-    #[error(
-        "scheme: expected {}, got \"{text}\"; fix: `mantissa schemes` lists all names",
-        nearest_list(text, element_names())
-    )]
+    #[error("scheme: expected {}, got \"{text}\"; fix: `mantissa schemes` lists all names", near(text))]
     Element {
         /// The text.
         text: String,
@@ -186,6 +183,18 @@ fn element_names() -> impl Iterator<Item = &'static str> {
     let codecs = CodecId::ALL.iter().map(|id| id.name());
     let names = wide.chain(floats).chain(ints).chain(["ternary"]).chain(books).chain(["nf4-dq"]);
     names.chain(mx).chain(["nvfp4", "trellis2", "trellis3", "trellis4"]).chain(codecs)
+}
+
+/// Lists the names that begin with `text` or have it in them, or the nearest ones where none has.
+fn near(text: &str) -> String {
+    let lower = text.to_lowercase();
+    let mut within: Vec<&str> =
+        element_names().filter(|name| lower.len() > 1 && name.contains(&lower)).collect();
+    within.sort_by_key(|name| !name.starts_with(&lower));
+    match within.is_empty() {
+        true => nearest_list(text, element_names()),
+        false => nearest_list(text, within),
+    }
 }
 
 fn part(text: &str, part: &str, allowed: impl Into<String>) -> ParseError {

@@ -70,8 +70,24 @@ pub const GPUS: [Gpu; 33] = [
     Gpu { name: "gb10", sm: 121 },
 ];
 
-/// Words that people add to the name of a device or leave out.
-const ADDED: [&str; 7] = ["nvidia", "geforce", "radeon", "apple", "amd", "rtx", "rx"];
+/// Words that people add to the name of a device or leave out; a longer one before those that it contains.
+const ADDED: [&str; 15] = [
+    "nvidia",
+    "geforce",
+    "radeon",
+    "apple",
+    "amd",
+    "rtx",
+    "rx",
+    "macbookpro",
+    "macbookair",
+    "macbook",
+    "macmini",
+    "macstudio",
+    "macpro",
+    "imac",
+    "mac",
+];
 
 /// Variants that have the capability of the GPU they are called after.
 const VARIANTS: [&str; 4] = ["laptop", "super", "ti", "d"];

@@ -119,14 +119,20 @@ pub fn concurrency(
     low
 }
 
-/// Longest context of one sequence that fits beside the weights into `memory` bytes of each device, at most the
-/// model's.
-pub fn longest_context(shape: &ModelShape, precision: &Precision, kv: &Kv, memory: f64, split: Split) -> u64 {
+/// Longest context of one sequence that fits beside the weights into `memory` bytes of each device, at most `most`.
+pub fn longest_context(
+    shape: &ModelShape,
+    precision: &Precision,
+    kv: &Kv,
+    most: u64,
+    memory: f64,
+    split: Split,
+) -> u64 {
     let fits = |context: u64| inference(shape, precision, kv, context, 1, split).total() <= memory;
     if !fits(1) {
         return 0;
     }
-    let (mut low, mut high) = (1, shape.context.max(1));
+    let (mut low, mut high) = (1, most.max(1));
     while low < high {
         let middle = (low + high).div_ceil(2);
         if fits(middle) { low = middle } else { high = middle - 1 }
@@ -144,6 +150,8 @@ pub(crate) fn capacity(sequences: u64, context: u64, longest: u64) -> String {
     match (sequences, longest) {
         (0, 0) => many,
         (0, _) => format!("{many}, one of {longest}"),
+        // The limit is that of the model, not of the memory.
+        (_, longest) if longest <= context => many,
         _ => format!("{many}, or one of {longest}"),
     }
 }
@@ -158,6 +166,7 @@ mod tests {
         assert_eq!(capacity(0, 4096, 0), "no sequence of 4096 tokens");
         assert_eq!(capacity(0, 4096, 100), "no sequence of 4096 tokens, one of 100");
         assert_eq!(capacity(1, 4096, 5000), "one sequence of 4096 tokens, or one of 5000");
+        assert_eq!(capacity(2, 8192, 8192), "2 sequences of 8192 tokens");
         assert_eq!(capacity(3, 4096, 9000), "3 sequences of 4096 tokens, or one of 9000");
     }
 
@@ -198,7 +207,8 @@ mod tests {
         };
         assert_eq!(of("BF16", 10e9), 0);
         assert!(of("W8A8 FP8", 80e9) > of("BF16", 80e9));
-        let longest = longest_context(&shape, &Precision::named("BF16").unwrap(), &kv, 24e9, Split::ONE);
+        let bf16 = Precision::named("BF16").unwrap();
+        let longest = longest_context(&shape, &bf16, &kv, shape.context, 24e9, Split::ONE);
         assert!((20_000..60_000).contains(&longest), "{longest}");
     }
 }

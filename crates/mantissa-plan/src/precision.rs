@@ -86,8 +86,8 @@ pub struct Offered {
     pub native: bool,
     /// True if a plan leaves it out where nothing runs it, instead of giving the reason.
     pub hidden: bool,
-    /// Recipe whose measured loss stands for its own, which is no larger: the recipe quantizes all of these layers alike, and
-    /// more.
+    /// Recipe whose measured loss stands for its own on models where that is not measured, and is no smaller: it quantizes all
+    /// of these layers alike and more, or in larger groups.
     pub bound: Option<&'static str>,
     /// Engine that runs it from a checkpoint that mantissa does not write.
     pub elsewhere: Option<Elsewhere>,
@@ -124,9 +124,20 @@ impl Precision {
 
     /// Returns the measured figure with the larger KL, by which candidates are ranked.
     pub fn figure(&self) -> Option<&'static Figure> {
-        let recipe = self.offered.bound.or(self.recipe)?;
-        let figures = MODELS.into_iter().filter_map(|model| figure(model, recipe, Some(self.convention)));
+        let figures = MODELS.into_iter().filter_map(|model| self.figure_on(model));
         figures.max_by(|a, b| a.kl.total_cmp(&b.kl))
+    }
+
+    /// Returns its figure on a model, or that of its bound.
+    fn figure_on(&self, model: &str) -> Option<&'static Figure> {
+        let recipes = [self.recipe, self.offered.bound].into_iter().flatten();
+        recipes.filter_map(|recipe| figure(model, recipe, Some(self.convention))).next()
+    }
+
+    /// True if the loss on a model, or the larger loss of all if `model` is `None`, is that of its bound.
+    pub fn is_bounded(&self, model: Option<&str>) -> bool {
+        let figure = model.map_or_else(|| self.figure(), |model| self.figure_on(model));
+        figure.is_some_and(|figure| Some(figure.recipe) != self.recipe)
     }
 
     /// Returns the precision of a part of the layers.
@@ -440,8 +451,8 @@ mod tests {
     fn figures_are_those_of_the_page() {
         let page = include_str!("../../../docs/results/weights.md");
         for p in PRECISIONS.iter().filter(|p| !p.is_dense()) {
-            let recipe = format!("`{}`", p.offered.bound.or(p.recipe).unwrap());
-            for kl in p.kl.iter().flatten() {
+            for (model, kl) in MODELS.iter().zip(p.kl).filter_map(|(model, kl)| Some((model, kl?))) {
+                let recipe = format!("`{}`", p.figure_on(model).unwrap().recipe);
                 let figure = format!("{kl:.5}");
                 let figure = figure.trim_start_matches('0');
                 let stated = page.lines().any(|line| line.contains(&recipe) && line.contains(figure));
@@ -453,6 +464,18 @@ mod tests {
             let figure = format!("{}", kv.kl.unwrap());
             assert!(page.contains(figure.trim_start_matches('0')), "{}: {figure}", kv.name);
         }
+    }
+
+    /// Recipes are ranked by the larger of two models' losses: with that of the smaller model alone, one would win by it.
+    #[test]
+    fn what_one_model_has_no_figure_of_does_not_win_by_that() {
+        let named = |recipe: &str| *CANDIDATES.iter().find(|p| p.recipe == Some(recipe)).unwrap();
+        let (fine, coarse) = (named("gptaq-int4-g32-asym"), named("gptaq-int4-g128-asym"));
+        assert!(fine.kl[0] < coarse.kl[0] && fine.kl[1] == coarse.kl[1], "{:?}", fine.kl);
+        assert!(fine.measured_kl() > named("fp8-dynamic").measured_kl());
+        assert!(fine.is_bounded(None) && !fine.is_bounded(Some(MODELS[0])) && !coarse.is_bounded(None));
+        let four = |p: &&Precision| p.nominal == 4 && p.measured_kl().is_some();
+        assert!(CANDIDATES.iter().filter(four).all(|p| p.kl[1].is_some()));
     }
 
     /// Checks that only projections with a role have types of their own in candidates: the others have the main one.

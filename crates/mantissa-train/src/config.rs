@@ -84,7 +84,8 @@ impl RunConfig {
         let config: RunConfig = read(&table, "", &mut faults);
         faults::refuse(file, faults)?;
         config.check(file)?;
-        Ok((config, switched.notes))
+        let notes = switched.notes.into_iter().chain(config.note_on_warmup()).collect();
+        Ok((config, notes))
     }
 
     /// Returns the settings as TOML, with every default filled in, but for `parallel.zero`: it changes where a state lies, and no
@@ -268,6 +269,17 @@ impl RunConfig {
             return fault("parallel.gather", format!("\"{text}\""), allowed);
         }
         Ok(())
+    }
+
+    /// Says that the warm-up is longer than the run, which then ends below its rate.
+    fn note_on_warmup(&self) -> Option<String> {
+        let ScheduleConfig { steps, warmup, minutes, .. } = self.schedule;
+        (minutes == 0.0 && warmup > 0 && warmup >= steps).then(|| {
+            format!(
+                "schedule.warmup: {warmup} steps of a run of {steps}: the learning rate never reaches optimizer.lr; fix: --set schedule.warmup={}",
+                steps / 10
+            )
+        })
     }
 
     /// Returns the settings of adapters, if the run has any.
@@ -489,6 +501,9 @@ mod tests {
         assert!(error.contains("schedule.decay_steps = 5"), "{error}");
         let (_, notes) = parse(&wsd.replace("= 5", "= 0"), &["schedule.kind=constant"]).unwrap();
         assert!(notes[0].contains("left out min_ratio = 0.1, decay_steps = 0"), "{notes:?}");
+        let (_, notes) = parse(&printed, &["schedule.steps=40", "schedule.warmup=50"]).unwrap();
+        assert!(notes[0].starts_with("schedule.warmup: 50 steps of a run of 40: "), "{notes:?}");
+        assert!(parse(&printed, &["schedule.steps=40", "schedule.warmup=39"]).unwrap().1.is_empty());
         let scaled = format!("{printed}[precision]\npolicy = \"fp16\"\nscaling = \"pytorch\"");
         let (_, notes) = parse(&scaled, &["precision.policy=bf16"]).unwrap();
         assert!(notes[0].contains("scaling = \"pytorch\""), "{notes:?}");

@@ -167,6 +167,50 @@ const FLAGS: &[Flag] = &[
         &["cache-type-k", "cache-type-v", "ctk", "ctv", "kv-cache-dtype", "kv-dtype"],
         "--kv SCHEME, such as int8-head or keys=int8-head,values=int4-head",
     ),
+    (
+        &["serve"],
+        &[
+            "temp",
+            "temperature",
+            "top-k",
+            "top-p",
+            "min-p",
+            "repeat-penalty",
+            "repetition-penalty",
+            "presence-penalty",
+            "frequency-penalty",
+            "system",
+            "system-prompt",
+            "sys",
+            "stop",
+            "grammar",
+        ],
+        "a field of each request, such as \"temperature\" or a message of the role \"system\" (mantissa help reference/server)",
+    ),
+    (
+        &["run", "serve", "bench", "eval"],
+        &["fa", "flash-attn", "flash-attention"],
+        "nothing: attention never stores its scores",
+    ),
+    (
+        &["run", "serve", "bench", "eval"],
+        &[
+            "mlock",
+            "no-mmap",
+            "mmap",
+            "numa",
+            "b",
+            "ub",
+            "batch-size",
+            "ubatch-size",
+            "no-warmup",
+            "tb",
+            "threads-batch",
+            "cb",
+            "cont-batching",
+        ],
+        "nothing: mantissa decides it",
+    ),
     (&["run"], &["jinja"], "--chat, which renders the model's template"),
     (&["serve"], &["n-predict"], "--max-tokens N"),
     (&["serve"], &["np", "n-parallel", "max-num-seqs"], "--parallel N"),
@@ -199,6 +243,12 @@ const FLAGS: &[Flag] = &[
     (&["lint", "plan", "fit", "recipes"], &["engine", "backend", "target"], "--for ENGINE"),
     (&["quantize"], &["backend", "target"], "--for ENGINE"),
     (&["inspect", "verify", "doctor", "report"], &["for", "engine"], "mantissa lint MODEL --for ENGINE"),
+    (
+        &["inspect", "eval"],
+        &["layers", "per-layer"],
+        "mantissa quantize --layers, or mantissa report OUTPUT: the error of every layer of an output",
+    ),
+    (&["report"], &["html"], "--out FILE: the page is HTML"),
     (&["report"], &["card", "model-card", "markdown", "md"], "mantissa compare MODEL OUTPUT --markdown=FILE"),
     (&["pull"], &["token"], "the variable HF_TOKEN"),
     (&["pull"], &["quant"], "the name: mantissa pull org/name:Q4_K_M"),
@@ -210,6 +260,11 @@ const FLAGS: &[Flag] = &[
         "--tensorboard DIR",
     ),
     (&["train"], &["config", "c", "config-file"], "the first argument: mantissa train run.toml"),
+    (
+        &["train"],
+        &["out", "output", "output-dir", "o"],
+        "a redirection: mantissa train --init SIZE --data FILE > run.toml; the folder of a run is --set run.out=DIR",
+    ),
     (&["train"], &["lr", "learning-rate"], "--set optimizer.lr=X"),
     (&["finetune"], &["qlora", "use-qlora"], "--adapter qlora, the default"),
     (&["finetune"], &["lora", "dora", "full"], "--adapter lora, dora or none"),
@@ -231,6 +286,12 @@ const FLAGS: &[Flag] = &[
     // Everywhere.
     (&[], &["num-threads", "nproc"], "--threads N"),
     (&[], &["f", "force", "y", "yes"], "--overwrite"),
+    (&[], &["s"], "--seed N"),
+    (
+        &[],
+        &["v", "verbose", "log-verbose", "debug"],
+        "nothing: warnings and progress are shown (--quiet hides them)",
+    ),
     (&[], &["silent", "no-progress", "log-disable"], "--quiet"),
     (&[], &["trust-remote-code"], "nothing: mantissa runs no code of a model"),
 ];
@@ -262,6 +323,15 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (&["card", "model-card", "modelcard"], "mantissa compare MODEL OUTPUT --markdown=README.md"),
 ];
+
+/// Commands that take one model, with the option that a second word after it stands for.
+const SECOND_WORDS: &[(&str, &str)] =
+    &[("verify", "--reference"), ("lint", "--reference"), ("finetune", "--data"), ("eval", "--text")];
+
+/// Returns the option that a second word after the model of `command` stands for.
+pub fn option_of_word(command: &str) -> Option<&'static str> {
+    SECOND_WORDS.iter().find(|(name, _)| *name == command).map(|(_, option)| *option)
+}
 
 /// Returns what stands for the flag `typed`, with its hyphens and perhaps a value, in `command`.
 pub fn flag(command: &str, typed: &str) -> Option<&'static str> {

@@ -17,7 +17,10 @@ pub fn line(error: &clap::Error, arguments: &[OsString], program: &Command) -> S
     let rendered = error.render().to_string();
     let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(&rendered).split("\n\n");
     let kept = paragraphs.filter(|p| !p.starts_with("Usage:") && !p.starts_with("For more information"));
+    // Letters such as `-ngl` give an option of one letter a second time.
+    let is_cluster = here.is_some() && error.kind() == ErrorKind::ArgumentConflict;
     let mut kept: Vec<String> = kept
+        .filter(|p| !(is_cluster && p.ends_with(TWICE)))
         .map(|p| {
             let lines = p.split('\n').map(str::trim).filter(|l| !l.is_empty() && shows(l, here.is_some()));
             lines.map(plain).collect::<Vec<_>>().join(" ")
@@ -35,8 +38,54 @@ pub fn line(error: &clap::Error, arguments: &[OsString], program: &Command) -> S
         ErrorKind::InvalidSubcommand => format!("{} --help", program.get_name()),
         _ => help_of(arguments, program),
     };
-    let fix = in_order(error, arguments, program).unwrap_or_else(help);
+    let fix = in_order(error, arguments, program)
+        .or_else(|| with_command(error, arguments, program))
+        .or_else(|| with_option(error, arguments, program))
+        .unwrap_or_else(help);
     format!("{}; fix: {fix}", kept.join("; "))
+}
+
+/// End of clap's message about an option that is given twice.
+const TWICE: &str = "cannot be used multiple times";
+
+/// Returns the line of `llama-cli`, which has no commands, as one of `run`: options of a model or a prompt, or a model's path,
+/// stand in the place of the command; `None` for other lines.
+fn with_command(error: &clap::Error, arguments: &[OsString], program: &Command) -> Option<String> {
+    const OPTIONS: [&str; 6] = ["-m", "--model", "-p", "--prompt", "-hf", "-i"];
+    let is_path = |word: &str| word.ends_with(".gguf") || word.contains('/');
+    let runs = match error.kind() {
+        ErrorKind::UnknownArgument if named(arguments, program).is_none() => {
+            arguments.iter().any(|word| OPTIONS.iter().any(|option| word == option))
+        }
+        ErrorKind::InvalidSubcommand => arguments.get(1).and_then(|word| word.to_str()).is_some_and(is_path),
+        _ => false,
+    };
+    let rest = arguments.get(1..).filter(|_| runs)?;
+    let words = || [program.get_name(), "run"].map(OsString::from).into_iter().chain(rest.iter().cloned());
+    match program.clone().try_get_matches_from(words()) {
+        Ok(_) => Some(words().map(|word| quoted(word.as_ref())).collect::<Vec<_>>().join(" ")),
+        Err(_) => Some(format!("{NAME} run --help")),
+    }
+}
+
+/// Returns the command with an option before the word that it does not expect: a second model, data to train on, or options of
+/// an engine, which a colon joins to its name; `None` for other words.
+fn with_option(error: &clap::Error, arguments: &[OsString], program: &Command) -> Option<String> {
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };
+    if error.kind() != ErrorKind::UnknownArgument || typed.starts_with('-') {
+        return None;
+    }
+    let command = named(arguments, program)?.get_name();
+    let at = arguments.iter().skip(1).position(|word| word == &**typed)? + 1;
+    let mut words: Vec<String> = arguments.iter().skip(1).map(|word| quoted(word.as_ref())).collect();
+    let of_engine = at > 2 && arguments[at - 2] == "--for" && typed.contains('=');
+    if of_engine {
+        let joined = format!("{}:{}", arguments[at - 1].to_str()?, typed);
+        words.splice(at - 2..at, [quoted(joined.as_ref())]);
+    } else {
+        words.insert(at - 1, foreign::option_of_word(command)?.to_owned());
+    }
+    Some(format!("{NAME} {}", words.join(" ")))
 }
 
 /// Returns the command with its options for a line in the order of `llama-quantize`: model, output, type, threads; `None` if it
@@ -101,11 +150,16 @@ fn stands_for(
             foreign::command(&typed).map(|here| (typed, here))
         }
         ErrorKind::UnknownArgument => {
-            let typed = context(ContextKind::InvalidArg)?;
-            clustered(arguments).and_then(flag).or_else(|| flag(typed))
+            let typed = context(ContextKind::InvalidArg).filter(|typed| typed.starts_with('-'))?;
+            // `-fa` is `-f -a` to clap: what stands for `-f` is not meant.
+            let is_part = clustered(arguments).any(|word| word.starts_with(&typed));
+            let found = clustered(arguments).find_map(|word| flag(word.to_owned()));
+            found.or_else(|| flag(typed).filter(|_| !is_part))
         }
         // `-ngl 99` is `-n gl` to clap.
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => clustered(arguments).and_then(flag),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue | ErrorKind::ArgumentConflict => {
+            clustered(arguments).find_map(|word| flag(word.to_owned()))
+        }
         _ => None,
     }
 }
@@ -119,13 +173,11 @@ fn takes_value(command: &Command, word: &str) -> bool {
     command.get_arguments().find(is_named).is_some_and(|arg| arg.get_action().takes_values())
 }
 
-/// Returns the first argument of one hyphen and several letters, such as `-ngl`, of programs that have such flags.
-fn clustered(arguments: &[OsString]) -> Option<String> {
+/// Returns the arguments of one hyphen and several letters, such as `-ngl`, of programs that have such flags.
+fn clustered(arguments: &[OsString]) -> impl Iterator<Item = &str> {
     let flags = arguments.iter().take_while(|argument| *argument != "--").filter_map(|word| word.to_str());
     let is_word = |name: &str| name.len() > 1 && name.chars().all(|c| c.is_ascii_lowercase() || c == '-');
-    let mut words =
-        flags.filter(|word| word.strip_prefix('-').is_some_and(|n| !n.starts_with('-') && is_word(n)));
-    words.next().map(str::to_owned)
+    flags.filter(move |word| word.strip_prefix('-').is_some_and(|n| !n.starts_with('-') && is_word(n)))
 }
 
 /// Rewrites clap's notation and the standard library's number errors in words: `<--a <A>|--b <B>>` becomes
@@ -184,6 +236,14 @@ mod tests {
             ("run a --num-ctx 512", "--num-ctx is here --context TOKENS"),
             ("run a -ngl 99", "-ngl is here the processor: mantissa uses no GPU"),
             ("serve a -ngl 99", "-ngl is here the processor: mantissa uses no GPU"),
+            ("run -m a -p b -n 32 -c 512 --temp 0.7 -ngl 99 -t 2", "-ngl is here the processor"),
+            ("run a -fa on", "-fa is here nothing: attention"),
+            ("run a -s 42", "-s is here --seed N"),
+            ("run a --verbose", "--verbose is here nothing: warnings"),
+            ("serve a --temp 0.7", "--temp is here a field of each request"),
+            ("serve a --system b", "--system is here a field of each request"),
+            ("report a --html b.html", "--html is here --out FILE"),
+            ("train --init 8m --out a.toml", "--out is here a redirection"),
             ("run a -p b -cnv", "-cnv is here --interactive"),
             ("serve a --max_model_len 512", "--max_model_len is here --context TOKENS"),
             ("train --wandb", "--wandb is here --tensorboard DIR"),
@@ -214,6 +274,36 @@ mod tests {
         // The help is that of the program, not of a word that is a command by chance.
         let line = said("mantissa sensitivity demo");
         assert!(line.ends_with("; fix: mantissa --help"), "{line}");
+    }
+
+    #[test]
+    fn letters_that_clap_took_apart_are_not_told() {
+        let line = said("mantissa run a -n 32 -ngl 99");
+        assert!(!line.contains("multiple times"), "{line}");
+        let line = said("mantissa run a -n 32 -n 33");
+        assert!(line.contains("multiple times") && !line.contains("other programs"), "{line}");
+        let line = said("mantissa run a -fzz on");
+        assert!(!line.contains("other programs"), "{line}");
+    }
+
+    #[test]
+    fn a_line_without_its_command_or_option_gets_it() {
+        for (typed, fix) in [
+            ("-m a.gguf -p b", "run -m a.gguf -p b"),
+            ("a.gguf -p b", "run a.gguf -p b"),
+            ("path/to/model", "run path/to/model"),
+            ("-m a.gguf --nothing", "run --help"),
+            ("verify a b", "verify a --reference b"),
+            ("lint a b --for vllm", "lint a --reference b --for vllm"),
+            ("lint fp8 --for vllm gpu=a100", "lint fp8 --for vllm:gpu=a100"),
+            ("plan a --for vllm tp=2,gpu=a100 --quiet", "plan a --for vllm:tp=2,gpu=a100 --quiet"),
+            ("finetune demo data.jsonl --out x", "finetune demo --data data.jsonl --out x"),
+            ("inspect a b", "inspect --help"),
+        ] {
+            let line = said(&format!("mantissa {typed}"));
+            assert!(line.ends_with(&format!("; fix: mantissa {fix}")), "{line}");
+            assert!(!line.contains("other programs"), "{line}");
+        }
     }
 
     #[test]

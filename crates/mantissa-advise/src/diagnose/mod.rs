@@ -39,6 +39,7 @@ pub use self::measurements::{Ablation, Alone, CacheScheme, Step};
 pub use self::request::{Names, Request};
 use self::trials::Trials;
 use crate::doctor::check_same_shape;
+use crate::doctor::score::Score;
 use crate::error::Result;
 
 /// Most tokens that an examination runs, and most tokens of a window: figures change little beyond, and a pass stays
@@ -92,6 +93,11 @@ pub struct Report {
     pub tokens: usize,
     /// Windows of the text that ran; one has no standard error.
     pub windows: usize,
+    /// NLL of the model on the first tokens, nats/token; absent if it is not finite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nll: Option<f64>,
+    /// NLL of the frequencies of the same tokens, nats/token.
+    pub nll_of_frequencies: f64,
     /// Findings.
     pub findings: Vec<Finding>,
     /// Examinations that ran.
@@ -115,6 +121,13 @@ pub struct Report {
     pub ladder: Vec<Step>,
     /// Observations of the pass over the text.
     pub layers: Vec<LayerStats>,
+}
+
+impl Report {
+    /// True if the model predicts the text worse than the frequencies of its tokens do.
+    pub fn knows_nothing(&self) -> bool {
+        self.nll.is_none_or(|nll| nll > self.nll_of_frequencies)
+    }
 }
 
 /// Runs every examination that can run. `progress` receives the number of finished [`steps`].
@@ -160,7 +173,9 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
         examined.seen = again;
     }
     let (tokens, windows) = (examined.seen.tokens, examined.windows.len());
-    let mut report = Report { tokens, windows, ..Report::default() };
+    let nll = examined.trials.base.as_ref().map(Score::nll);
+    let nll_of_frequencies = examined.trials.entropy;
+    let mut report = Report { tokens, windows, nll, nll_of_frequencies, ..Report::default() };
     for (i, examination) in EXAMINATIONS.iter().enumerate() {
         let name = examination.name();
         match examination.lacks(&examined) {

@@ -27,7 +27,7 @@ pub struct Trials {
     /// Loss; `None` if it is not finite.
     pub(super) base: Option<Score>,
     /// NLL of the token frequencies, nats/token.
-    entropy: f64,
+    pub(super) entropy: f64,
     threads: usize,
 }
 

@@ -201,8 +201,11 @@ impl Serve {
 
     fn listen(&self) -> Result<TcpListener> {
         let what = format!("--host {} --port {}: cannot listen", self.host, self.port);
-        TcpListener::bind(SocketAddr::new(self.host, self.port))
-            .at(format!("{what}; fix: choose another --port"))
+        // The reason stands before the fix.
+        let fixed = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{error}; fix: choose another --port"))
+        };
+        TcpListener::bind(SocketAddr::new(self.host, self.port)).map_err(fixed).at(what)
     }
 
     /// Makes the server of loaded models.

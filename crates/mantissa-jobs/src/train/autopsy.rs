@@ -30,10 +30,6 @@ const MAX_FILE: u64 = 1 << 20;
 /// Rise of the loss over its exponential mean that counts as a spike: so many standard deviations of such rises.
 const SPIKE: f64 = 6.0;
 
-/// Rise of the smoothed loss over the first one, in nats/token, from which on a run that ends above its start went wrong:
-/// random weights are at most that far above the entropy of their tokens, and a run that learns nothing stays below.
-const RISEN: f64 = 0.5;
-
 /// Updates before the step that are measured.
 const UPDATES: u64 = 10;
 
@@ -261,7 +257,7 @@ impl Chosen {
         let mut learning = Learning::default();
         for line in log {
             line.tell(&mut learning);
-            if let Some(why) = learning.is_failing().then(|| learning.summary()).flatten() {
+            if let Some(why) = learning.has_ceased().then(|| learning.summary()).flatten() {
                 return Some(Chosen { step: line.step, why, decay });
             }
         }
@@ -275,7 +271,7 @@ impl Chosen {
         let deviation = (others.sum::<f64>() / (rises.len() as f64 - 1.0).max(1.0)).sqrt();
         let (before, spike) = (&log[at], &log[at + 1]);
         let is_spike = rise > SPIKE * deviation && rise > 0.05 * before.smoothed_loss;
-        let has_risen = log.last()?.smoothed_loss > log.first()?.loss + RISEN;
+        let has_risen = learning.rise().is_some();
         let what = if is_spike { "loss spike" } else { "the loss rose" };
         let why = format!("{what}: {:.3} after {:.3} (smoothed)", spike.loss, before.smoothed_loss);
         (is_spike || has_risen).then_some(Chosen { step: spike.step, why, decay })

@@ -245,13 +245,29 @@ impl<'a> TrainLoop<'a> {
     fn hint(&self) -> String {
         let run = self.checkpoints.folder.dir().display();
         match self.past.learning.first_lost() {
-            _ if !self.past.learning.is_failing() => format!("; fix: {}", self.fix_of_updates()),
+            _ if !self.past.learning.has_ceased() => format!("; fix: {}", self.fix_of_updates()),
+            // What the loss destroyed, no format restores.
+            _ if self.past.learning.rise().is_some() => format!("; {}", self.fix_of_rate()),
             _ if examinable(self.settings) => {
                 format!("; fix: mantissa train --autopsy {run} names the cause")
             }
             Some(lost) => format!("; fix: --set 'precision.{}=\"bf16\"'", lost.operand.replace(' ', ".")),
-            None => "; fix: --set precision.policy=bf16".to_owned(),
+            None => match self.settings.policy().map(|policy| policy.name) {
+                Some(name) if name == "fp32" => format!("; {}", self.fix_of_rate()),
+                Some(name) if name == "bf16" => "; fix: --set precision.policy=fp32".to_owned(),
+                _ => "; fix: --set precision.policy=bf16".to_owned(),
+            },
         }
+    }
+
+    /// Names a lower rate, and how far the loss rose.
+    fn fix_of_rate(&self) -> String {
+        let rise = self.past.learning.rise();
+        let rise = rise.map_or_else(String::new, |(first, last)| {
+            format!("the loss rose from {first:.3} to {last:.3} (smoothed); ")
+        });
+        let lower = self.settings.optimizer.common.lr / 10.0;
+        format!("{rise}fix: a lower rate, such as --set optimizer.lr={lower:?}")
     }
 
     /// Names what makes updates change weights that they do not change now: a master copy if they are lost in rounding; f32 moments

@@ -143,6 +143,20 @@ fn errors_name_the_wrong_part() {
 }
 
 #[test]
+fn a_part_of_names_leads_to_the_names_that_have_it() {
+    for (typed, names) in [
+        ("fp8", &["fp8-e4m3", "fp8-e5m2"][..]),
+        ("e4m3", &["fp8-e4m3", "mxfp8-e4m3"]),
+        ("MXFP6", &["mxfp6-e2m3", "mxfp6-e3m2"]),
+        ("q4", &["q4_0", "q4_1", "q4_k"]),
+    ] {
+        let error = typed.parse::<Scheme>().unwrap_err().to_string();
+        assert!(names.iter().all(|name| error.contains(name)) && !error.contains("f64"), "{error}");
+    }
+    assert!("int9".parse::<Scheme>().unwrap_err().to_string().contains("expected int8, "));
+}
+
+#[test]
 fn only_the_producer_of_the_global_scale_makes_nvfp4_formats_differ() {
     let format = |text: &str| text.parse::<Scheme>().unwrap().format;
     assert_ne!(format("nvfp4:ct"), format("nvfp4:te"));

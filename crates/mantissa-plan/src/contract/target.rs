@@ -43,6 +43,10 @@ impl EngineTarget {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
+        if let Some((engine, options)) = without_colon(name) {
+            let allowed = format!("a colon before the options: {engine}:{options}");
+            return Err(fault("engine", text, allowed));
+        }
         let names = || listed(name, ENGINES.iter().map(|engine| engine.name), "mantissa help engines");
         let engine = Engine::named(name).ok_or_else(|| fault("engine", name, names()))?;
         let mut target = EngineTarget { engine, tp: 1, gpu: None };
@@ -67,6 +71,13 @@ impl EngineTarget {
         }
         Ok(target)
     }
+}
+
+/// Splits an engine's name from options that follow it after something else than a colon.
+fn without_colon(text: &str) -> Option<(&'static str, &str)> {
+    let at = text.find([',', ' ', '=', ';', '@'])?;
+    let options = text[at..].trim_start_matches([',', ' ', '=', ';', '@']);
+    Engine::named(&text[..at]).filter(|_| options.contains('=')).map(|engine| (engine.name, options))
 }
 
 impl fmt::Display for EngineTarget {

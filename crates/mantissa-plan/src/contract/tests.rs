@@ -75,6 +75,11 @@ fn targets_are_parsed_and_printed() {
         ("vllm:gpu=h1000", "(mantissa help gpus lists all), or a compute capability such as sm90"),
         ("llama.cpp:tp=2", "option: expected gpu=NAME, got \"tp=2\""),
         ("vllm:pp=2", "got \"pp=2\""),
+        (
+            "vllm,gpu=h100",
+            "engine: expected a colon before the options: vllm:gpu=h100, got \"vllm,gpu=h100\"",
+        ),
+        ("vllm gpu=h100,tp=2", "a colon before the options: vllm:gpu=h100,tp=2, got"),
     ] {
         let message = EngineTarget::parse(text).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");

@@ -21,12 +21,66 @@ const M5: &str = "f16 by the matrix units of its cores: four times M4's, as Appl
 /// Every Mac with figures, by generation.
 pub(super) const ROWS: &[Spec] = &[
     Spec {
+        name: "m1",
+        title: "Apple M1, 16 GB",
+        memory: 16.0,
+        bandwidth: 0.068,
+        rates: &[(F32, 2.6), (F16, 2.6)],
+        source: "Apple newsroom 2020-11-10 (2.6 TFLOP/s); 68.3 GB/s: 128 bits of LPDDR4X-4266",
+        ..APPLE
+    },
+    Spec {
+        name: "m1-pro",
+        title: "Apple M1 Pro, 32 GB",
+        memory: 32.0,
+        bandwidth: 0.200,
+        rates: &[(F32, 5.2), (F16, 5.2)],
+        source: "Apple newsroom 2021-10-18 (200 GB/s, 5.2 TFLOP/s)",
+        ..APPLE
+    },
+    Spec {
         name: "m1-max",
         title: "Apple M1 Max, 64 GB",
         memory: 64.0,
         bandwidth: 0.400,
         rates: &[(F32, 10.4), (F16, 10.4)],
         source: "Apple newsroom 2021-10-18 (400 GB/s, 10.4 TFLOP/s)",
+        ..APPLE
+    },
+    Spec {
+        name: "m1-ultra",
+        title: "Apple M1 Ultra, 128 GB",
+        memory: 128.0,
+        bandwidth: 0.800,
+        rates: &[(F32, 20.8), (F16, 20.8)],
+        source: "Apple newsroom 2022-03-08 (800 GB/s, twice M1 Max)",
+        ..APPLE
+    },
+    Spec {
+        name: "m2",
+        title: "Apple M2, 24 GB",
+        memory: 24.0,
+        bandwidth: 0.100,
+        rates: &[(F32, 3.6), (F16, 3.6)],
+        source: "Apple newsroom 2022-06-06 (100 GB/s, 3.6 TFLOP/s)",
+        ..APPLE
+    },
+    Spec {
+        name: "m2-pro",
+        title: "Apple M2 Pro, 32 GB",
+        memory: 32.0,
+        bandwidth: 0.200,
+        rates: &[(F32, 6.8), (F16, 6.8)],
+        source: "Apple newsroom 2023-01-17 (200 GB/s); 6.8 TFLOP/s: 19 cores at 1.4 GHz",
+        ..APPLE
+    },
+    Spec {
+        name: "m2-max",
+        title: "Apple M2 Max, 96 GB",
+        memory: 96.0,
+        bandwidth: 0.400,
+        rates: &[(F32, 13.6), (F16, 13.6)],
+        source: "Apple newsroom 2023-01-17 (400 GB/s); 13.6 TFLOP/s: 38 cores at 1.4 GHz",
         ..APPLE
     },
     Spec {

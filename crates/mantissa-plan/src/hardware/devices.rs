@@ -36,11 +36,7 @@ impl Device {
     /// # Errors
     /// [`HardwareError`] with the nearest names; of a size, with the devices of that memory.
     pub fn named(name: &str) -> Result<Self, HardwareError> {
-        let wanted = plain(name);
-        let found = specs().find(|spec| {
-            plain(spec.name) == wanted || spec.aliases.iter().any(|alias| plain(alias) == wanted)
-        });
-        found.map(Spec::device).ok_or_else(|| unknown(name))
+        spec_of(name).map(Spec::device).ok_or_else(|| unknown(name))
     }
 
     /// Describes a processor whose limits were measured.
@@ -78,8 +74,35 @@ impl Device {
 /// Largest number of devices that a size names.
 const OF_SIZE: usize = 8;
 
+/// Finds the row of a name.
+fn spec_of(name: &str) -> Option<&'static Spec> {
+    let wanted = plain(name);
+    specs().find(|spec| plain(spec.name) == wanted || spec.aliases.iter().any(|alias| plain(alias) == wanted))
+}
+
+/// Splits the memory off a name that ends in it: `M2 16GB` is the row of m2 and `16GiB`, as `--memory` takes it.
+fn with_memory(name: &str) -> Option<(&'static Spec, String)> {
+    const BETWEEN: [char; 4] = [' ', '-', '_', ','];
+    let lower = name.to_lowercase();
+    let unit = ["gib", "gb"].into_iter().find_map(|unit| lower.strip_suffix(unit))?;
+    let rest = unit.trim_end_matches(BETWEEN);
+    let device = rest.trim_end_matches(|c: char| c.is_ascii_digit());
+    let size = &rest[device.len()..];
+    // Digits right after letters are the device's own.
+    let is_apart = !size.is_empty() && device.ends_with(BETWEEN);
+    let found = spec_of(device.trim_end_matches(BETWEEN)).filter(|_| is_apart)?;
+    Some((found, format!("{size}GiB")))
+}
+
 /// Makes the error of a name that no device has. A size, such as `8GB`, is the memory of a device.
 fn unknown(name: &str) -> HardwareError {
+    if let Some((spec, size)) = with_memory(name) {
+        return HardwareError {
+            found: name.to_owned(),
+            known: format!("the device alone, {}", spec.name),
+            fix: format!("--hardware {} --memory {size}", spec.name),
+        };
+    }
     let Some(size) = memory(name) else {
         return HardwareError {
             found: name.to_owned(),
@@ -106,8 +129,8 @@ mod tests {
     fn every_row_has_a_source_and_plausible_figures() {
         for spec in specs() {
             assert!(spec.source.len() > 10 && !spec.title.is_empty(), "{}", spec.name);
-            assert!((8.0..600.0).contains(&spec.memory) && (0.09..10.0).contains(&spec.bandwidth));
-            assert!(spec.rates.iter().all(|(_, rate)| (3.0..2e4).contains(rate)), "{}", spec.name);
+            assert!((8.0..600.0).contains(&spec.memory) && (0.06..10.0).contains(&spec.bandwidth));
+            assert!(spec.rates.iter().all(|(_, rate)| (2.5..2e4).contains(rate)), "{}", spec.name);
             assert_eq!((spec.maker == Maker::Nvidia), spec.sm.is_some(), "{}", spec.name);
             let device = Device::named(spec.name).unwrap();
             assert_eq!(device.title, spec.title);
@@ -160,6 +183,10 @@ mod tests {
             ("5060 Ti 8 GB", "rtx5060ti-8gb"),
             ("5060 Ti", "rtx5060ti"),
             ("Apple M3 Max", "m3-max"),
+            ("M2", "m2"),
+            ("Mac M1", "m1"),
+            ("MacBook Pro M2 Pro", "m2-pro"),
+            ("Mac Studio M1 Ultra", "m1-ultra"),
         ] {
             assert_eq!(Device::named(typed).unwrap().name, name);
         }
@@ -167,6 +194,14 @@ mod tests {
         let of_size = ["rtx3060ti", "rtx3070", "rtx4060", "rtx5060", "memory=8GB,bandwidth=…,bf16=…"];
         assert!(of_size.iter().all(|name| error.contains(name)) && !error.contains("t4"), "{error}");
         assert!(Device::named("7 GiB").err().unwrap().to_string().contains("memory=7 GiB,"));
+        for (typed, fix) in [
+            ("Mac M2 16GB", "fix: --hardware m2 --memory 16GiB"),
+            ("m4-max-36gb", "fix: --hardware m4-max --memory 36GiB"),
+            ("RTX 4090 24 GiB", "fix: --hardware rtx4090 --memory 24GiB"),
+        ] {
+            let error = Device::named(typed).err().unwrap().to_string();
+            assert!(error.ends_with(fix), "{error}");
+        }
         let error = Device::named("h10").err().unwrap().to_string();
         assert!(error.contains("h100") && error.contains("\"h10\""), "{error}");
     }

@@ -15,8 +15,13 @@ use crate::shape::ModelPart;
 /// Every candidate, from many bits to few, with its figures. Of equally good ones the first is chosen.
 pub static CANDIDATES: LazyLock<Vec<Precision>> = LazyLock::new(|| {
     let measured = |row: Precision| {
-        let recipe = row.offered.bound.or(row.recipe);
-        Precision { kl: recipe.map_or(row.kl, |recipe| figures::kl(recipe, Some(row.convention))), ..row }
+        let of = |recipe: Option<&str>| {
+            recipe.map_or([None; 2], |recipe| figures::kl(recipe, Some(row.convention)))
+        };
+        // Losses of two models are not compared: where one has no figure, that of the bound stands for it.
+        let ([small, large], [most_small, most_large]) = (of(row.recipe), of(row.offered.bound));
+        let measured = [small.or(most_small), large.or(most_large)];
+        Precision { kl: if row.recipe.is_some() { measured } else { row.kl }, ..row }
     };
     ROWS.iter().map(|row| measured(with_types(row))).collect()
 });
@@ -132,6 +137,12 @@ const fn spare(precision: Precision) -> Precision {
     Precision { offered, ..precision }
 }
 
+/// Returns a precision whose loss is at most that of a recipe with larger groups or fewer levels.
+const fn at_most(bound: &'static str, precision: Precision) -> Precision {
+    let offered = Offered { bound: Some(bound), ..precision.offered };
+    Precision { offered, ..precision }
+}
+
 /// Returns a precision that is as good as its loss only where the GPU multiplies FP4.
 const fn blackwell(precision: Precision) -> Precision {
     let offered = Offered { least_sm: Some(BLACKWELL), ..precision.offered };
@@ -153,10 +164,13 @@ const ROWS: &[Precision] = &[
         Offered { least_sm: Some(BLACKWELL), ..NATIVE },
         with_inputs(row("W8A8 MXFP8", 8, "mxfp8-w8a8", "mxfp8-e4m3"), "mxfp8-e4m3"),
     ),
-    mlx("MLX 8-bit", 8, 64, "rtn-int8-g64-asym:minmax", "int8-g64-asym:minmax"),
-    spare(mlx("MLX 8-bit", 8, 32, "rtn-int8-g32-asym:minmax", "int8-g32-asym:minmax")),
-    exl2("EXL2 8-bit", 8, "rtn-int8-g128", "int8-g128"),
-    spare(exl2("EXL2 8-bit", 8, "rtn-int8-g32", "int8-g32")),
+    at_most("rtn-int8-channel", mlx("MLX 8-bit", 8, 64, "rtn-int8-g64-asym:minmax", "int8-g64-asym:minmax")),
+    at_most(
+        "rtn-int8-channel",
+        spare(mlx("MLX 8-bit", 8, 32, "rtn-int8-g32-asym:minmax", "int8-g32-asym:minmax")),
+    ),
+    at_most("rtn-int8-channel", exl2("EXL2 8-bit", 8, "rtn-int8-g128", "int8-g128")),
+    at_most("rtn-int8-channel", spare(exl2("EXL2 8-bit", 8, "rtn-int8-g32", "int8-g32"))),
     gguf("Q8_0", 8, "q8_0"),
     mlx("MLX 6-bit", 6, 64, "rtn-int6-g64-asym:minmax", "int6-g64-asym:minmax"),
     exl2("EXL2 6-bit", 6, "rtn-int6-g128", "int6-g128"),
@@ -167,14 +181,15 @@ const ROWS: &[Precision] = &[
     mlx("MLX 5-bit", 5, 64, "rtn-int5-g64-asym:minmax", "int5-g64-asym:minmax"),
     exl2("EXL2 5-bit", 5, "rtn-int5-g128", "int5-g128"),
     gguf("Q5_K_M", 5, "q5_k_m"),
-    spare(gguf("Q5_0", 5, "q5_0")),
+    // Of blocks of 32 like Q4_0's, with a bit more, or with levels in place of its even steps.
+    at_most("q4_0", spare(gguf("Q5_0", 5, "q5_0"))),
     gguf("Q4_K_M", 4, "q4_k_m"),
     gguf("IQ4_XS", 4, "iq4_xs"),
-    spare(gguf("IQ4_NL", 4, "iq4_nl")),
+    at_most("q4_0", spare(gguf("IQ4_NL", 4, "iq4_nl"))),
     mlx("MLX 4-bit", 4, 64, "hqq-int4-g64", "int4-g64-asym:minmax"),
-    spare(mlx("MLX 4-bit", 4, 32, "hqq-int4-g32", "int4-g32-asym:minmax")),
+    at_most("hqq-int4-g64", spare(mlx("MLX 4-bit", 4, 32, "hqq-int4-g32", "int4-g32-asym:minmax"))),
     exl2("EXL2 4-bit", 4, "gptq-int4-g128", "int4-g128"),
-    spare(exl2("EXL2 4-bit", 4, "gptq-int4-g32", "int4-g32")),
+    at_most("gptq-int4-g128", spare(exl2("EXL2 4-bit", 4, "gptq-int4-g32", "int4-g32"))),
     blackwell(row("W4A16 NVFP4", 4, "scalesweep-gptaq-nvfp4", "nvfp4")),
     blackwell(row("W4A16 NVFP4", 4, "gptaq-nvfp4", "nvfp4")),
     blackwell(with_inputs(row("W4A4 NVFP4", 4, "nvfp4-w4a4", "nvfp4"), "nvfp4")),
@@ -192,9 +207,9 @@ const ROWS: &[Precision] = &[
     row("W4A16 INT4", 4, "gptaq-int4-g128-asym", "int4-g128-asym"),
     row("W4A16 INT4", 4, "gptaq-int4-g128", "int4-g128"),
     within("modelopt", row("W4A16 INT4", 4, "gptaq-int4-g128", "int4-g128")),
-    spare(row("W4A16 INT4", 4, "gptaq-int4-g32-asym", "int4-g32-asym")),
-    spare(row("W4A16 INT4", 4, "gptaq-int4-g32", "int4-g32")),
-    spare(within("modelopt", row("W4A16 INT4", 4, "gptaq-int4-g32", "int4-g32"))),
+    at_most("gptaq-int4-g128-asym", spare(row("W4A16 INT4", 4, "gptaq-int4-g32-asym", "int4-g32-asym"))),
+    at_most("gptaq-int4-g128", spare(row("W4A16 INT4", 4, "gptaq-int4-g32", "int4-g32"))),
+    at_most("gptaq-int4-g128", spare(within("modelopt", row("W4A16 INT4", 4, "gptaq-int4-g32", "int4-g32")))),
     // Routed experts hold most weights of a mixture and each token reads few of them; attention and shared layers, which
     // every token reads, stay in 16 bits. vLLM and SGLang run the layers of `ignore` dense (contract/engines).
     Precision {

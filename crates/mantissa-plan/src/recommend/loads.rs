@@ -62,9 +62,10 @@ impl Loads {
         Loads { refused: Some(why), refusal: Some(kind), ..Loads::default() }
     }
 
-    /// Keeps the first reason.
+    /// Keeps the first reason. One of an engine that reads the format counts more than that others do not read it.
     fn refuse(&mut self, kind: Refusal, why: String) {
-        if self.refused.is_none() {
+        let of_format = self.refusal == Some(Refusal::Format) && kind != Refusal::Format;
+        if self.refused.is_none() || of_format {
             (self.refused, self.refusal) = (Some(why), Some(kind));
         }
     }

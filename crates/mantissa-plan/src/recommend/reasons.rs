@@ -21,7 +21,10 @@ pub(super) fn reasons(
     max_kl: f64,
 ) -> Vec<String> {
     let memory = load.memory.unwrap_or_else(|| device.available());
-    let Some(row) = chosen else { return vec![nothing(memory, load, rows, max_kl)] };
+    let Some(row) = chosen else {
+        let why = nothing(memory, load, rows, max_kl);
+        return std::iter::once(why).chain(beyond_context(shape, load)).collect();
+    };
     let mut reasons = vec![format!(
         "fits: {} of {} usable{}: weights {}, {} KV cache {} for {} × {} tokens, activations {}",
         gb(row.bytes.total()),
@@ -34,6 +37,7 @@ pub(super) fn reasons(
         load.context,
         gb(row.bytes.activations)
     )];
+    reasons.extend(beyond_context(shape, load));
     reasons.extend(sharing::copies(shape, row, load));
     let plain = rows.iter().find(|other| other.precision.is_dense());
     if let Some(plain) = plain.filter(|plain| !plain.fits) {
@@ -63,6 +67,15 @@ pub(super) fn reasons(
     reasons
 }
 
+/// Says that the load is longer than the context of the model whose shape is assumed.
+fn beyond_context(shape: &ModelShape, load: &Load) -> Option<String> {
+    let assumed = shape.assumed.as_ref().filter(|_| load.context > shape.context)?;
+    Some(format!(
+        "context: the model of the assumed {assumed} ends at {} tokens; {} are planned for one of this shape that has them (plan your model's folder or config.json)",
+        shape.context, load.context
+    ))
+}
+
 /// Says what decoding waits for.
 fn bound(row: &Row, load: &Load) -> String {
     let why = match row.decode.bound {
@@ -79,8 +92,10 @@ fn quality(row: &Row, max_kl: f64) -> String {
     if row.precision.is_dense() {
         return "no loss: the weights are those of the model".to_owned();
     }
-    let measured =
-        MODELS.iter().zip(row.precision.kl).filter_map(|(model, kl)| Some(format!("{:.5} on {model}", kl?)));
+    let measured = MODELS.iter().zip(row.precision.kl).filter_map(|(model, kl)| {
+        let at_most = if row.precision.is_bounded(Some(model)) { "at most " } else { "" };
+        Some(format!("{at_most}{:.5} on {model}", kl?))
+    });
     let limit = match max_kl.is_finite() {
         true => format!("limit {max_kl} (--max-kl)"),
         false => "not limited, as --bits asks for the width".to_owned(),
@@ -235,11 +250,10 @@ fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<Strin
     let mut lines = Vec::new();
     let of = |kv: &Kv| {
         let sequences = concurrency(shape, &row.precision, kv, load.context, memory, load.split());
-        (sequences, longest_context(shape, &row.precision, kv, memory, load.split()))
+        (sequences, longest_context(shape, &row.precision, kv, load.longest(shape), memory, load.split()))
     };
     let mut kvs = vec![crate::precision::KVS[0]];
-    let other = if row.kv.name == "f16" { kv_second(row) } else { row.kv };
-    kvs.push(other);
+    kvs.extend(if row.kv.name == "f16" { kv_second(row) } else { Some(row.kv) });
     let texts = kvs.iter().map(|kv| {
         let (sequences, longest) = of(kv);
         let fits = crate::memory::capacity(sequences, load.context, longest);
@@ -328,7 +342,8 @@ fn smallest(rows: &[Row], max_kl: f64) -> Option<&Row> {
 fn short(shape: &ModelShape, load: &Load, rows: &[Row], memory: f64) -> Option<String> {
     let runs = rows.iter().filter(|row| row.refusal().is_none());
     let with = runs.filter_map(|row| {
-        let longest = longest_context(shape, &row.precision, &row.kv, memory, load.split());
+        let longest =
+            longest_context(shape, &row.precision, &row.kv, load.longest(shape), memory, load.split());
         (longest >= 256).then_some((row, longest))
     });
     let (row, longest) = with.max_by(|a, b| a.1.cmp(&b.1))?;

@@ -73,6 +73,12 @@ impl Load {
         (self.prefill + self.decode / 2).min(self.context)
     }
 
+    /// Returns the longest context that is planned for: the model's, or that of the load where a longer one is asked for of an
+    /// assumed shape.
+    pub fn longest(&self, shape: &ModelShape) -> u64 {
+        shape.context.max(self.context)
+    }
+
     /// Devices that share the model, and how.
     pub fn split(&self) -> Split {
         Split { devices: self.devices, by: self.parallel }
@@ -189,10 +195,12 @@ fn kv_choices(precision: &Precision, device: &Device, loads: &Loads, asked: Opti
     KVS.into_iter().filter(has).collect()
 }
 
-/// Returns the KV scheme that halves an unquantized cache where this row runs.
-pub(super) fn kv_second(row: &Row) -> Kv {
+/// Returns the KV scheme that halves an unquantized cache where this row runs: of those that its engines store, the one of
+/// its own type first; `None` if they store neither.
+pub(super) fn kv_second(row: &Row) -> Option<Kv> {
     let integers = row.precision.convention == "gguf" || row.execution.unit == crate::hardware::Unit::Int8;
-    if integers { KVS[2] } else { KVS[1] }
+    let both = if integers { [KVS[2], KVS[1]] } else { [KVS[1], KVS[2]] };
+    both.into_iter().find(|kv| row.loads.stores(kv))
 }
 
 /// Evaluates one precision.

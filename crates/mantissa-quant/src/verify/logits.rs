@@ -35,7 +35,8 @@ pub(super) fn compare_logits(
     if config.parameters() > MAX_LOGIT_PARAMETERS {
         let millions = config.parameters() / 1_000_000;
         found.notes.push(format!(
-            "{what} were not compared: two copies of {millions} million parameters do not fit the limit"
+            "{what} were not compared: {millions} million parameters, more than the {} million of which this check holds two copies (verify --text TEXT measures the output)",
+            MAX_LOGIT_PARAMETERS / 1_000_000
         ));
         return Ok(None);
     }

@@ -146,7 +146,7 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
     if is_ollama(request.uri().path()) && essence == "application/x-www-form-urlencoded" && !from_page {
         return Ok(());
     }
-    let allowed = "application/json (with curl: -H 'Content-Type: application/json')";
+    let allowed = "application/json, which a web page of another origin cannot send unasked (with curl: -H 'Content-Type: application/json')";
     let error = ApiError::field("Content-Type", found, allowed);
     Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..error })
 }
@@ -194,6 +194,10 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<(
         serde_ignored::deserialize(tracked, |path| ignored.push(path.to_string())).map_err(|error| {
             let path = track.path().to_string();
             let what = error.to_string();
+            // Before a key is read, there is no path of a field: the text is no JSON.
+            if error.is_syntax() || error.is_eof() || path.split('.').any(|part| part == "?") {
+                return ApiError::bad(format!("invalid JSON body: {what}"));
+            }
             let missing = what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
             if let (".", Some((name, _))) = (path.as_str(), missing) {
                 return ApiError::field(name, "nothing", "a value");
@@ -264,6 +268,16 @@ mod tests {
         }
         assert_eq!(parse::<Example>(b"{\"n\": \"\xff\"}", 20).unwrap_err().status, StatusCode::BAD_REQUEST);
         assert!(parse::<Example>(br#"{"other": [[1]], "n": null}"#, 20).is_ok());
+    }
+
+    #[test]
+    fn text_that_is_no_json_names_no_field() {
+        for text in
+            ["{n: 1}", "{'n': 1}", "{\"n\": 1,}", "{\"n\": tru}", "{\"list\": [{name: 1}]}", "{\"n\":"]
+        {
+            let ApiError { message, param, .. } = fault(text);
+            assert!(message.starts_with("invalid JSON body: ") && param.is_none(), "{text}: {message}");
+        }
     }
 
     #[test]

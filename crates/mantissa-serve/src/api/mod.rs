@@ -77,12 +77,14 @@ const ENDPOINTS: &[fn() -> Endpoints] = &[
 pub(crate) const PUBLIC: &[&str] =
     &["/", "/health", "/v1/health", "/models", "/v1/models", "/openapi.json", "/api/version", "/api/tags"];
 
+/// Paths that the description of the endpoints leaves out: other names of endpoints, and pages.
+const UNDESCRIBED: [&str; 5] = ["/", "/openapi.json", "/completions", "/infill", "/api/pull"];
+
 /// Makes the routes.
 pub(crate) fn routes() -> Router<Arc<App>> {
     let endpoints = ENDPOINTS.iter().fold(openapi::undescribed(), |all, endpoints| all.merge(endpoints()));
     let (routes, described) = openapi::described(endpoints).split_for_parts();
-    let mut paths: Vec<&str> =
-        described.paths.paths.keys().map(String::as_str).chain(["/", "/openapi.json"]).collect();
+    let mut paths: Vec<&str> = described.paths.paths.keys().map(String::as_str).chain(UNDESCRIBED).collect();
     paths.sort_unstable();
     let message: Arc<str> = format!("expected one of the paths {}, got another", paths.join(", ")).into();
     let unknown_path = move || std::future::ready(unknown_path(&message));

@@ -359,7 +359,7 @@ pub enum OutputFault {
     NoName,
     /// The path holds something that this job did not write.
     #[error(
-        "output: expected nothing at this path, got {what} that this job did not write; fix: choose another path, or replace it with --overwrite"
+        "output: expected nothing at this path, got {what} that this job did not write with these options; fix: choose another path, or replace it with --overwrite"
     )]
     Exists {
         /// `a file` or `a folder`.

@@ -441,7 +441,7 @@ impl fmt::Display for Autopsy {
                     self.update.unwrap_or(UpdateSize { step: 0, lr: f64::NAN, ratio: f64::NAN });
                 write!(
                     f,
-                    "the learning rate: at {lr} the update of step {step} was {ratio:.3} times as large as the weights"
+                    "the learning rate: at lr {lr} the update of step {step} was {ratio:.3} times as large as the weights"
                 )
             }
             (Verdict::NotPrecision, ..) => {

@@ -1,7 +1,8 @@
 //! Errors of settings: missing and unknown keys of all tables together, else the first value that is not accepted.
 
-use mantissa_options::{Faults, MissingKey, Refusal, UnknownKey};
+use mantissa_options::{Declared, Faults, MissingKey, Refusal, UnknownKey, sections};
 
+use crate::config::RunConfig;
 use crate::error::{KeyFaults, TrainError};
 
 /// Refuses the settings `file` for its faults.
@@ -29,7 +30,20 @@ fn unknown(unknown: &UnknownKey) -> String {
     let table = if unknown.table.is_empty() { String::new() } else { format!("[{}] ", unknown.table) };
     let known = unknown.known.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     let of = if unknown.known.len() > 1 { "one of " } else { "" };
-    format!("{table}`{}`, expected {of}{known}{}", unknown.key, unknown.suggestion())
+    let suggestion = match elsewhere(&unknown.key) {
+        Some(path) => format!("; did you mean {path}?"),
+        None => unknown.suggestion(),
+    };
+    format!("{table}`{}`, expected {of}{known}{suggestion}", unknown.key)
+}
+
+/// Returns the path of the first key of this name in a table.
+fn elsewhere(key: &str) -> Option<String> {
+    let tables = sections(RunConfig::default().keys());
+    let mut tables = tables.iter().filter(|table| !table.name.is_empty());
+    tables
+        .find(|table| table.keys.iter().any(|own| own.name == key))
+        .map(|table| format!("{}.{key}", table.name))
 }
 
 /// Names a missing key with an example, and the keys that stand for it.
@@ -41,10 +55,9 @@ fn missing(missing: &MissingKey) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
-    use mantissa_options::{Declared, Key, Section, read, sections};
+    use mantissa_options::{Key, Section, read};
 
     use super::*;
-    use crate::config::RunConfig;
 
     fn faults(text: &str) -> KeyFaults {
         let mut faults = Faults::default();
@@ -53,6 +66,15 @@ mod tests {
             Err(TrainError::Keys { faults, .. }) => faults,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_key_of_a_table_is_named_with_its_table() {
+        let faults = faults("lr = 1\nwarmup = 3\nnothing_like_it = 1");
+        let has = |path: &str| {
+            faults.unknown.iter().any(|fault| fault.ends_with(&format!("; did you mean {path}?")))
+        };
+        assert!(has("optimizer.lr") && has("schedule.warmup"), "{:?}", faults.unknown);
     }
 
     #[test]

@@ -55,9 +55,13 @@ pub struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     keep_outputs: Option<PathBuf>,
     /// HTML page to write
+    ///
+    /// A page of other options, or any other file, is replaced only with --overwrite.
     #[arg(long, alias = "report", value_name = "FILE.html", value_parser = super::parse::page_path(), help_heading = "Output")]
     html: Option<PathBuf>,
     /// Print a section for a model card, or write it to FILE
+    ///
+    /// A file of other options is replaced only with --overwrite.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-", help_heading = "Output")]
     markdown: Option<PathBuf>,
     /// Text to measure on, a column each (repeatable)
@@ -89,6 +93,7 @@ pub struct Args {
 impl Args {
     /// Returns the job.
     fn job(&self, seed: u64) -> Result<Compare> {
+        self.refuse_lists()?;
         let outputs = self.outputs.iter().chain(&self.candidates).map(|model| model.job_path().clone());
         let options = MeasuredText { context: self.context, limit: self.limit, ..MeasuredText::default() };
         let text = |path: &PathBuf| MeasuredText {
@@ -127,6 +132,15 @@ impl Args {
     /// Returns the file of the Markdown section, if it is not printed.
     fn markdown_file(&self) -> Option<&Path> {
         self.markdown.as_deref().filter(|path| path.as_os_str() != "-")
+    }
+
+    /// Refuses several recipes in one value.
+    fn refuse_lists(&self) -> Result<()> {
+        let is_list = |name: &&String| name.contains(',') && !Recipe::is_file(name);
+        let Some(list) = self.recipes.iter().find(is_list) else { return Ok(()) };
+        let each = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let fix = each.map(|name| format!("--recipe {name}")).collect::<Vec<_>>().join(" ");
+        Err(BadInput::new("--recipe", format!("\"{list}\""), "one recipe").with_fix(fix).into())
     }
 
     fn prints_markdown(&self) -> bool {
@@ -168,7 +182,8 @@ impl Execute for Args {
         if self.prints_markdown() {
             return context.report(&report, |out| out.write_all(markdown::section(&report).as_bytes()));
         }
-        context.report(&report, |out| human(out, &report, self.html.as_deref()))
+        let files: Vec<&Path> = self.html.as_deref().into_iter().chain(self.markdown_file()).collect();
+        context.report(&report, |out| human(out, &report, &files))
     }
 }
 
@@ -295,7 +310,21 @@ fn measured_on(report: &CompareReport) -> String {
     format!("KL: nats/token from {}, ± standard error{mean}; {}", report.model.display(), texts.join(", "))
 }
 
-fn human(out: &mut dyn Write, report: &CompareReport, page: Option<&Path>) -> io::Result<()> {
+/// Fewest windows of which the differences of candidates are tested well: with fewer, only huge ones are real.
+const FEW: usize = 6;
+
+/// Says that the windows are too few for the test of differences, and how to get more.
+fn too_few(report: &CompareReport) -> Option<String> {
+    let windows = report.texts.iter().map(|text| text.windows).min().unwrap_or(0);
+    (windows < FEW).then(|| {
+        format!(
+            "; {} are too few to tell: give more --text, or a smaller --context",
+            counted(windows as u64, "window")
+        )
+    })
+}
+
+fn human(out: &mut dyn Write, report: &CompareReport, files: &[&Path]) -> io::Result<()> {
     table(report).write(out)?;
     writeln!(out)?;
     if report.texts.len() > 1 {
@@ -311,7 +340,8 @@ fn human(out: &mut dyn Write, report: &CompareReport, page: Option<&Path>) -> io
     if let Some(critical) = report.critical {
         let pairs = counted(report.pairs.len() as u64, "pair");
         let rule = format!(
-            "to best: paired by window; real beyond {critical:.2} standard errors (5 % over {pairs})"
+            "to best: paired by window; real beyond {critical:.2} standard errors (5 % over {pairs}){}",
+            too_few(report).unwrap_or_default()
         );
         paragraph(out, 2, &rule)?;
     }
@@ -321,8 +351,9 @@ fn human(out: &mut dyn Write, report: &CompareReport, page: Option<&Path>) -> io
     if report.rows.iter().any(|row| row.fallbacks.is_some_and(|count| count > 0)) {
         paragraph(out, 2, "*: some layers fell back to another scheme or method")?;
     }
-    if let Some(page) = page {
-        writeln!(out, "{} in {:.1} s", page.display(), report.seconds)?;
+    if !files.is_empty() {
+        let files = files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(" and ");
+        writeln!(out, "{files} in {:.1} s", report.seconds)?;
     }
     Ok(())
 }

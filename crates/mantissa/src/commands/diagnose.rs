@@ -3,11 +3,12 @@
 mod page;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_advise::diagnose::{InputStats, Report};
 use mantissa_jobs::names::AsText;
+use mantissa_jobs::run_files::{LOG, RUN};
 use mantissa_jobs::{Diagnose, DiagnoseReport, Job};
 use mantissa_model::KvPolicy;
 use mantissa_store::{Kind, Paths};
@@ -16,6 +17,7 @@ use serde::Serialize;
 use super::calibration::CalibrationArgs;
 use super::execute::Execute;
 use super::model::ModelPath;
+use super::next_steps::quoted;
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::help::Group;
@@ -131,20 +133,46 @@ fn human(out: &mut dyn Write, report: &Report, args: &Args) -> io::Result<()> {
         writeln!(out)?;
         writeln!(out, "nothing found on {} tokens", report.tokens)?;
     }
+    if report.knows_nothing() {
+        labelled(out, "but", &ignorance(report))?;
+    }
+    if let Some(run) = run_of(args.model.named()) {
+        writeln!(
+            out,
+            "run         mantissa train --autopsy {} examines a step of its training",
+            quoted(run)
+        )?;
+    }
     // Not wrapped, to be copied.
     args.html.as_ref().map_or(Ok(()), |page| writeln!(out, "page        {}", page.display()))
 }
 
+/// Says how much worse the model predicts the text than the frequencies of its tokens do.
+fn ignorance(report: &Report) -> String {
+    let perplexity = report.nll.map_or_else(|| "not finite".to_owned(), |nll| format!("{:.1}", nll.exp()));
+    format!(
+        "its perplexity is {perplexity}, worse than that of the token frequencies of this text, {:.1}: the model is damaged, untrained, or made for other text (mantissa doctor looks for wrong files)",
+        report.nll_of_frequencies.exp()
+    )
+}
+
+/// Returns the folder of the training run that a model is of: its own, or the one that it lies in.
+fn run_of(model: &Path) -> Option<&Path> {
+    let is_run = |folder: &&Path| folder.join(RUN).is_file() && folder.join(LOG).is_file();
+    model.ancestors().take(2).find(is_run)
+}
+
 /// Lists the examinations that ran.
 fn examined(report: &Report) -> Table {
-    let mut table = Table::new([("examination", Align::Left), ("question", Align::Left), ("", Align::Left)]);
+    // The question is last, since only a last column is wrapped where the terminal is narrow.
+    let mut table = Table::new([("examination", Align::Left), ("", Align::Left), ("question", Align::Left)]);
     for ran in &report.examined {
         let verdict = match ran.findings {
             0 => "nothing found".to_owned(),
             1 => "1 finding".to_owned(),
             n => format!("{n} findings"),
         };
-        table.row([ran.name.to_owned(), ran.question.to_owned(), verdict]);
+        table.row([ran.name.to_owned(), verdict, ran.question.to_owned()]);
     }
     table
 }

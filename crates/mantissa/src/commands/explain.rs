@@ -9,7 +9,7 @@ use anyhow::Result;
 use mantissa_jobs::parse_count;
 use mantissa_num::{Scheme, nearest_list};
 use mantissa_plan::explain::{Deployment, Explained, Topic, groups, topics};
-use mantissa_plan::hardware::Device;
+use mantissa_plan::hardware::{Device, Measured, devices};
 use mantissa_plan::parallel::Parallel;
 use mantissa_plan::recommend::Load;
 use mantissa_plan::shape::{ModelShape, billions};
@@ -20,7 +20,7 @@ use self::lookup::Meant;
 use super::execute::Execute;
 use super::next_steps::quoted;
 use super::parse::scheme;
-use super::plan::{Subject, context_of, device};
+use super::plan::{Subject, THIS, context_of, device, units_of};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::{GlossaryEntry, Group};
@@ -121,7 +121,13 @@ impl Execute for Args {
             },
         };
         let shape = self.subject.shape_or_usual(context)?;
-        let device = device(self.subject.hardware(), context)?;
+        let uses = Uses::of(topic, &shape);
+        let device = match self.subject.hardware() {
+            // Not measured for an answer without its figures.
+            THIS if !uses.hardware => measured(1.0),
+            name if !uses.speed => units_of(name, context)?,
+            name => device(name, context)?,
+        };
         let tokens = context_of(self.context, 8192, &shape)?;
         let load = load(tokens, self.batch, &device, context);
         let typed = match self.subject.model() {
@@ -136,8 +142,54 @@ impl Execute for Args {
             hardware: &device.title,
             explained: &explained,
         };
-        context.report(&report, |out| print(&explained, &shape, &device.title, &load, out))
+        context.report(&report, |out| {
+            let about = uses.figures.then(|| about(&shape, &device.title, &load));
+            print(&explained, about.as_deref(), out)
+        })
     }
+}
+
+/// What the answer of a topic depends on.
+struct Uses {
+    /// Figures or units of the hardware.
+    hardware: bool,
+    /// Speed of the hardware.
+    speed: bool,
+    /// Figures of the model, the load or the hardware.
+    figures: bool,
+}
+
+impl Uses {
+    /// Compares the answers for different hardware, models and loads.
+    fn of(topic: &'static Topic, shape: &ModelShape) -> Self {
+        let answer = |shape: &ModelShape, device: &Device, batch: u64| {
+            let load = Load { batch, ..Load::of_context(4096, 1, Parallel::Tensor) };
+            topic.explain(&Deployment { shape, device, load: &load }, "").answer
+        };
+        let devices: Vec<Device> = devices().collect();
+        let (Some(first), Some(last)) = (devices.first(), devices.last()) else {
+            return Uses { hardware: true, speed: true, figures: true };
+        };
+        let known = answer(shape, first, 1);
+        let hardware = known != answer(shape, last, 1);
+        let other = ModelShape::named("70B").ok();
+        let model = other.is_none_or(|other| answer(&other, first, 1) != known);
+        let speed = answer(shape, &measured(1.0), 1) != answer(shape, &measured(16.0), 1);
+        Uses { hardware, speed, figures: hardware || model || answer(shape, first, 64) != known }
+    }
+}
+
+/// Returns a processor `times` as fast as a small one, which was not measured.
+fn measured(times: f64) -> Device {
+    let limits = Measured {
+        threads: 1,
+        level: String::new(),
+        machine_read_gb_per_s: times,
+        machine_int8_gops: Some(16.0 * times),
+        machine_bf16_gflops: Some(8.0 * times),
+        machine_f32_gflops: Some(4.0 * times),
+    };
+    Device { title: "this CPU".into(), ..Device::measured("", 1 << 34, &limits, "not measured".to_owned()) }
 }
 
 /// Makes the error of a name that means nothing here.
@@ -153,24 +205,22 @@ fn load(context: u64, batch: u64, device: &Device, options: &Context) -> Load {
     Load { batch, memory, ..Load::of_context(context, 1, Parallel::Tensor) }
 }
 
-fn print(
-    explained: &Explained,
-    shape: &ModelShape,
-    device: &str,
-    load: &Load,
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    paragraph(out, 0, explained.question)?;
+/// Says what the figures of an answer are of.
+fn about(shape: &ModelShape, device: &str, load: &Load) -> String {
     let sequences =
         if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
     let assumed = shape.assumed.as_ref().map_or_else(String::new, |assumed| format!(" ({assumed})"));
-    let about = format!(
+    format!(
         "Figures of {}, {} parameters{assumed}, on {device}; {sequences} of {} tokens.",
         shape.name,
         billions(shape.parameters()),
         load.context
-    );
-    paragraph(out, 0, &about)?;
+    )
+}
+
+fn print(explained: &Explained, about: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
+    paragraph(out, 0, explained.question)?;
+    about.map_or(Ok(()), |about| paragraph(out, 0, about))?;
     writeln!(out)?;
     explained.answer.iter().try_for_each(|line| bullet(line, out))?;
     if !explained.corrections.is_empty() {

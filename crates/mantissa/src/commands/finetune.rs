@@ -28,6 +28,7 @@ pub(super) enum Adapter {
     /// LoRA over the model in 4 bits (--base-scheme)
     Qlora,
     /// All weights
+    #[value(alias = "full")]
     None,
 }
 

@@ -16,7 +16,7 @@ use mantissa_plan::recommend::{self, Load, USUAL_CONTEXT, Wish, answer_of, promp
 use mantissa_store::{Kind, Paths};
 
 pub use self::args::Args;
-pub use self::device::{THIS, device};
+pub use self::device::{THIS, device, units_of};
 pub use self::subject::{Subject, context_of};
 
 use self::asked::{Asked, Report};

@@ -52,7 +52,7 @@ use mantissa_jobs::embedded;
   mantissa train --autopsy runs/first --step 40")]
 pub struct Args {
     /// Settings file (TOML)
-    #[arg(required_unless_present_any = ["show_policy", "init", "autopsy"])]
+    #[arg(required_unless_present_any = ["show_policy", "init", "autopsy", "data", "minutes"])]
     config: Option<PathBuf>,
     /// Print settings with a model of this size
     ///
@@ -300,15 +300,19 @@ fn rounded(settings: &RunConfig, TrainReport { run, results, .. }: &TrainReport)
     Some(format!("mantissa quantize {model} --recipe {} --format native --out {out}", recipe.name))
 }
 
-/// Describes the tensors of a folder: `f32, 3.67 MB`.
+/// Describes the tensors of a folder: `mostly f32, 3.67 MB`, or the format of a quantized one.
 fn stored(path: &Path) -> Option<String> {
     let files = ModelFiles::open(path).ok()?;
-    let largest = files.checkpoint().tensors().max_by_key(|tensor| tensor.len)?;
-    Some(format!(
-        "mostly {}, {}",
-        largest.dtype.name().to_lowercase(),
-        bytes(files.checkpoint().total_bytes())
-    ))
+    let size = bytes(files.checkpoint().total_bytes());
+    if files.is_quantized() {
+        return Some(format!("{}, {size}", files.convention_name()));
+    }
+    let mut by_dtype = BTreeMap::<_, u64>::new();
+    for tensor in files.checkpoint().tensors() {
+        *by_dtype.entry(tensor.dtype.name().to_lowercase()).or_default() += tensor.len;
+    }
+    let (most, _) = by_dtype.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    Some(format!("mostly {most}, {size}"))
 }
 
 /// Parses a number of minutes.

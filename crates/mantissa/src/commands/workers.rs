@@ -13,6 +13,7 @@ use super::engines::{self, Engine, Launch};
 use super::fixes::Line;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::output::counted;
 use crate::program;
 
 /// Flags of commands whose work several workers can divide.
@@ -242,7 +243,9 @@ impl Crew {
                 context.warn(&format!("worker {} of {workers} ended early: {why}", number + 2));
             }
         }
-        context.note(&format!("{workers} workers; this one solved {} units", self.team.computed()));
+        let solved = counted(self.team.computed() as u64, "unit");
+        let others = if workers > 1 { ", the others the rest" } else { "" };
+        context.note(&format!("{}; this one solved {solved}{others}", counted(workers as u64, "worker")));
         match self.named {
             true => context.note(&format!("{}: can be removed", self.folder.path().display())),
             false => {

@@ -145,6 +145,12 @@ fn kept_outputs_are_used_again_and_the_card_says_what_they_were_calibrated_on() 
 }
 
 #[test]
+fn several_recipes_in_one_value_are_told_apart() {
+    let line = fail(2, &["compare", "demo", "--recipe", "w4a16,fp8"]);
+    assert!(line.trim_end().ends_with("fix: --recipe w4a16 --recipe fp8"), "{line}");
+}
+
+#[test]
 fn a_candidate_that_fails_is_a_row_with_the_reason() {
     let dir = TempDir::new().unwrap();
     let [first, _] = texts(dir.path());

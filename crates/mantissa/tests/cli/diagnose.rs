@@ -31,6 +31,17 @@ fn diagnose(model: &str, arguments: &[&str]) -> Value {
     report
 }
 
+/// Random weights predict no text as well as the frequencies of its tokens do.
+#[test]
+fn a_model_that_predicts_nothing_is_not_called_sound() {
+    let tiny = root().join("tests/data/tiny/llama2-gqa-tied");
+    let said = mantissa(&[&["diagnose", text(&tiny)], &stories()[..]].concat());
+    let said = String::from_utf8_lossy(&said.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("worse than that of the token frequencies of this text"), "{said}");
+    let demo = mantissa(&[&["diagnose", "demo"], &stories()[..]].concat());
+    assert!(!String::from_utf8_lossy(&demo.stdout).contains("token frequencies"));
+}
+
 /// Returns the finding of this examination, if there is one.
 fn finding<'a>(report: &'a Value, examination: &str) -> Option<&'a Value> {
     report["findings"].as_array().unwrap().iter().find(|finding| finding["examination"] == examination)

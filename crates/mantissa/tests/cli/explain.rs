@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{command, fail, json, stderr, succeed};
+use crate::support::{command, fail, json, mantissa, stderr, succeed};
 
 /// Names of all topics.
 fn topics() -> Vec<String> {
@@ -35,6 +35,18 @@ fn every_topic_answers_for_a_model_and_hardware() {
         assert_eq!(answer["model"], "demo");
         assert!(answer["answer"].as_array().unwrap().len() >= 2, "{answer}");
     }
+}
+
+/// This CPU is measured only for answers that have its figures.
+#[test]
+fn answers_without_figures_measure_nothing() {
+    for topic in ["mx", "mistakes"] {
+        let done = mantissa(&["explain", topic]);
+        assert!(done.status.success() && !stderr(&done).contains("GB/s"), "{}", stderr(&done));
+    }
+    assert!(succeed(&["explain", "memory", "--hardware", "rtx4090"]).contains("Figures of "));
+    let nvfp4 = succeed(&["explain", "what is nvfp4?"]);
+    assert!(nvfp4.contains("mantissa schemes nvfp4"), "{nvfp4}");
 }
 
 /// A word of one topic answers by it; of several, lists them; terms of the glossary, schemes and recipes are named.

@@ -48,6 +48,14 @@ fn a_name_or_pattern_that_matches_nothing_is_refused_with_the_nearest() {
         let line = refused(&["--keep", "*.q_proj", "--keep", typed]);
         assert!(line.contains(&format!("got \"{typed}\"")) && line.contains(meant), "{line}");
     }
+    for (typed, fix) in [
+        ("down_proj", "fix: --keep '*.down_proj'"),
+        ("layers.0", "fix: --keep 'model.layers.0.*'"),
+        ("0", "fix: --keep 'model.layers.0.*'"),
+        ("layers.0,lm_head", "fix: --keep 'model.layers.0.*' --keep 'lm_head' (commas are no list)"),
+    ] {
+        assert!(refused(&["--keep", typed]).trim_end().ends_with(fix), "{typed}");
+    }
     let line = refused(&["--keep", "re:.*layers.0.*down_proj"]);
     assert!(line.trim_end().ends_with("fix: --keep '*layers.0*down_proj'"), "{line}");
     succeed(&[&command[..], &["--dry-run", "--keep", "*layers.0*down_proj", "--keep", "lm_head"]].concat());

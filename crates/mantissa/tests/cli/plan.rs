@@ -175,6 +175,30 @@ fn a_mac_keeps_a_part_of_its_memory() {
     assert!((small / 1e9 - 64.0 / 3.0).abs() < 1e-6, "{small}");
     assert!(text.replace('\n', " ").contains("of which Metal lets the GPU use 21.3 GB"), "{text}");
     assert_eq!(usable("64G").1, 48e9);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("a Mac sold with 32 GB has 34.4 GB: --memory 32GiB"), "{text}");
+    assert!(!usable("32GiB").0.contains("sold with"));
+}
+
+/// Llama 2's shape, which a size takes, ends at 4096 tokens; vLLM stores no int8 cache.
+#[test]
+fn contexts_and_caches_are_those_of_model_and_engine() {
+    let plan = |more: &[&str]| {
+        let text = succeed(&[&["plan", "--params", "7B"][..], more].concat());
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let long = plan(&["--hardware", "m3", "--memory", "16G", "--context", "8k"]);
+    assert!(long.contains("ends at 4096 tokens; 8192 are planned"), "{long}");
+    assert!(!long.contains("or one of 4096"), "{long}");
+    let longer = plan(&["--hardware", "m3", "--memory", "16G", "--context", "100k"]);
+    assert!(longer.contains("ends at 4096 tokens") && !longer.contains("up to 4096 tokens"), "{longer}");
+    assert!(!plan(&["--hardware", "m3", "--context", "4k"]).contains("the model of the assumed"));
+    let of = |engine: &str| {
+        let load = ["--devices", "4", "--context", "4k", "--batch", "256", "--hardware", "a100"];
+        plan(&[&load[..], &["--for", engine]].concat())
+    };
+    let vllm = of("vllm");
+    assert!(vllm.contains("values in f16") && !vllm.contains("in int8:"), "{vllm}");
 }
 
 #[test]

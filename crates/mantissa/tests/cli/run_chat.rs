@@ -200,6 +200,13 @@ fn read_until(out: &mut ChildStdout, mark: &str) -> String {
 }
 
 #[test]
+fn an_empty_message_is_refused() {
+    let line = fail(2, &["run", "demo", "--chat"]);
+    assert!(line.contains("--prompt: expected a message: -p TEXT"), "{line}");
+    assert!(fail(2, &["run", "demo", "--chat", "-p", " "]).contains("an empty message"));
+}
+
+#[test]
 fn on_a_terminal_a_model_without_a_prompt_begins_a_chat() {
     let Some(mut command) = on_terminal(&["run", "demo"]) else { return };
     let mut child = command.spawn().unwrap();

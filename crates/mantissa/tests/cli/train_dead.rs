@@ -315,7 +315,11 @@ fn a_learning_rate_that_is_too_high_is_named() {
     let config = settings(temp.path(), false);
     for (i, policy) in ["fp8-current", "bf16", "nvfp4"].iter().enumerate() {
         let set = [&format!("precision.policy={policy}")[..], "optimizer.lr=5.0", "schedule.warmup=0"];
-        train(&config, &i.to_string(), &set, &["--quiet"]);
+        let trained = train(&config, &i.to_string(), &set, &["--quiet"]);
+        // A run that ends far above its start says so, with the command that names the cause.
+        let said = String::from_utf8_lossy(&trained.stdout).into_owned();
+        let rose = said.contains("the loss rose from ") && said.contains("train --autopsy");
+        assert!(!trained.status.success() || rose, "{policy}: {said}");
         let run: PathBuf = temp.path().join(format!("runs/{i}"));
         let found = run_json(&["train", "--autopsy", text(&run), "--json", "--quiet"]);
         assert_eq!(
@@ -324,7 +328,7 @@ fn a_learning_rate_that_is_too_high_is_named() {
             "{policy}: {found}"
         );
         assert!(
-            found["summary"].as_str().unwrap().starts_with("the learning rate: at 5 the update of step "),
+            found["summary"].as_str().unwrap().starts_with("the learning rate: at lr 5 the update of step "),
             "{found}"
         );
         let told = succeed(&["train", "--autopsy", text(&run), "--quiet"]);

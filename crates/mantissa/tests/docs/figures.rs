@@ -70,7 +70,10 @@ pub fn offers() -> String {
 }
 
 fn of(model: &str, row: &Precision) -> Option<&'static Figure> {
-    figure(model, row.offered.bound.or(row.recipe)?, Some(row.convention))
+    // The page has its own figures; those of its bound only where it has none at all.
+    let own = MODELS.iter().find_map(|model| figure(model, row.recipe?, Some(row.convention)));
+    let recipe = own.map(|_| row.recipe).unwrap_or(row.offered.bound.or(row.recipe));
+    figure(model, recipe?, Some(row.convention))
 }
 
 /// Every recipe measured on `model`, beside the other model.

@@ -71,6 +71,7 @@ pub(super) const VALUES: &[(&str, Compute)] = &[
             s.deployment.shape,
             &a.precision(0)?,
             &a.kv(1)?,
+            s.deployment.load.longest(s.deployment.shape),
             s.memory(),
             s.deployment.load.split(),
         );

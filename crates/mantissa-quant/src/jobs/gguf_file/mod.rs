@@ -166,7 +166,9 @@ impl Run<'_, '_> {
         for cast in &self.layout.casts {
             let (work, report) = self.write_cast(cast)?;
             tensors.push(report);
-            self.advance(work, &cast.place.tensor)?;
+            // The name in the source, by which the remaining time leaves out what is copied.
+            let known = self.source.checkpoint().get(&cast.info.name).is_some();
+            self.advance(work, if known { &cast.info.name } else { &cast.place.tensor })?;
         }
         for cast in &self.layout.joined {
             let (work, report) = self.write_joined(cast)?;

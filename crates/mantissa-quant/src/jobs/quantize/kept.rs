@@ -48,8 +48,47 @@ fn check<'a>(
     Err(QuantError::NoSuchLayer { pattern, nearest })
 }
 
-/// Lists the names or patterns of `modules` nearest to `pattern`: in the form that it has, in the layers that it names.
+/// Returns the fix for `pattern`, which matches nothing: one pattern for each name of a list with commas, the pattern of what
+/// is a part of names of `modules`, or the nearest names or patterns.
 fn nearest_to(pattern: &str, modules: impl Iterator<Item = String>) -> String {
+    let modules: Vec<String> = modules.collect();
+    let parts: Vec<&str> = pattern.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let one = |part: &str| {
+        let is_known = modules.iter().any(|module| module == part) || part.contains('*');
+        if is_known { Some(part.to_owned()) } else { around(part, &modules) }
+    };
+    let typed = |pattern: String| format!("--keep '{pattern}'");
+    if pattern.contains(',') && !parts.is_empty() {
+        let each = parts.iter().map(|part| typed(one(part).unwrap_or_else(|| (*part).to_owned())));
+        return format!("{} (commas are no list)", each.collect::<Vec<_>>().join(" "));
+    }
+    around(pattern, &modules).map_or_else(|| similar(pattern, modules.into_iter()), typed)
+}
+
+/// Returns the pattern of all `modules` that have `part` between their dots: `*.down_proj`, `model.layers.0.*`; `None` if none
+/// has it.
+fn around(part: &str, modules: &[String]) -> Option<String> {
+    let part = part.trim_matches('.');
+    let inside = format!(".{part}.");
+    if part.is_empty() || part.contains('*') {
+        return None;
+    }
+    let ends = |module: &String| module.ends_with(&inside[..inside.len() - 1]);
+    if modules.iter().any(ends) {
+        return Some(format!("*.{part}"));
+    }
+    // The same beginning in all that have it, so that no other layer of that number is meant.
+    let mut starts = modules.iter().filter_map(|module| {
+        let dotted = format!(".{module}");
+        dotted.find(&inside).map(|at| module[..at].to_owned())
+    });
+    let start = starts.next()?;
+    let is_one = starts.all(|other| other == start);
+    Some(if is_one { format!("{start}{part}.*") } else { format!("*.{part}.*") })
+}
+
+/// Lists the names or patterns of `modules` most similar to `pattern`: in the form that it has, in the layers that it names.
+fn similar(pattern: &str, modules: impl Iterator<Item = String>) -> String {
     let numbers = |text: &str| -> Vec<String> {
         let digits = text.split(|c: char| !c.is_ascii_digit());
         digits.filter(|digits| !digits.is_empty()).map(str::to_owned).collect()
@@ -94,5 +133,19 @@ mod tests {
         assert_eq!(first("model.layers.11.self_attn.k_prj"), "model.layers.11.self_attn.k_proj");
         assert_eq!(first("model.layers.99.mlp.down_proj"), "model.layers.9.mlp.down_proj");
         assert_eq!((first("*.down_prj").as_str(), first("lm_haed").as_str()), ("*.down_proj", "lm_head"));
+        for (part, pattern) in [
+            ("down_proj", "*.down_proj"),
+            ("mlp.down_proj", "*.mlp.down_proj"),
+            ("layers.0", "model.layers.0.*"),
+            ("0", "model.layers.0.*"),
+            ("model.layers.11", "model.layers.11.*"),
+            ("layers.0.mlp", "model.layers.0.mlp.*"),
+            ("self_attn", "*.self_attn.*"),
+        ] {
+            assert_eq!(nearest_to(part, modules()), format!("--keep '{pattern}'"));
+        }
+        let several = nearest_to("layers.0, lm_head,*.q_proj", modules());
+        let each = "--keep 'model.layers.0.*' --keep 'lm_head' --keep '*.q_proj' (commas are no list)";
+        assert_eq!(several, each);
     }
 }

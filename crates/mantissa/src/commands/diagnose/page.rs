@@ -6,7 +6,7 @@ use mantissa_advise::diagnose::{Compared, InputStats, Report};
 use mantissa_eval::stats::with_error;
 use mantissa_jobs::DiagnoseReport;
 
-use super::{Args, examined, inputs, short};
+use super::{Args, examined, ignorance, inputs, short};
 use crate::output::{Align, Table, bytes, number};
 use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table};
 
@@ -54,6 +54,9 @@ pub(super) fn page(args: &Args, found: &DiagnoseReport) -> Page {
 fn verdict(report: &Report) -> String {
     let tokens = report.tokens;
     match report.findings.as_slice() {
+        [] if report.knows_nothing() => {
+            format!("Nothing found on {tokens} tokens, but {}.", ignorance(report))
+        }
         [] => format!("Nothing found on {tokens} tokens."),
         [one] => format!("1 finding on {tokens} tokens: {} in {}.", one.examination, one.place),
         [first, ..] => {

@@ -12,6 +12,12 @@ use crate::help::{GlossaryEntry, glossary_entry, stem};
 /// Most topics that a word may have in common: more are no answer.
 const MOST: usize = 8;
 
+/// Words of questions that name nothing.
+const ASKING: [&str; 22] = [
+    "what", "what's", "which", "how", "why", "when", "who", "is", "are", "does", "do", "did", "mean",
+    "means", "the", "a", "an", "of", "explain", "about", "tell", "me",
+];
+
 /// Meaning of words in place of a topic.
 #[derive(Default, Serialize)]
 pub(super) struct Meant {
@@ -29,12 +35,21 @@ pub(super) struct Meant {
 impl Meant {
     /// Finds what `name` may mean.
     pub(super) fn by(name: &str) -> Self {
-        let wanted: Vec<String> = words(name).collect();
+        let typed: Vec<String> = words(name).collect();
+        let is_question = |word: &str| ASKING.contains(&&*word.to_lowercase());
+        // A question is about what is left of it.
+        let left: Vec<&str> = name
+            .split_whitespace()
+            .map(|word| word.trim_matches(['?', '!', ',', '"', '\'']))
+            .filter(|word| !word.is_empty() && !is_question(word))
+            .collect();
+        let left = left.join(" ");
+        let wanted: Vec<String> = words(&left).collect();
         let has_all = |text: &str| {
             let there: Vec<String> = words(text).collect();
             !wanted.is_empty() && wanted.iter().all(|word| there.contains(word))
         };
-        let same = topics().find(|topic| words(&topic.name).eq(wanted.iter().cloned()));
+        let same = topics().find(|topic| words(&topic.name).eq(typed.iter().cloned()));
         let named: Vec<_> = topics().filter(|topic| has_all(&topic.name)).collect();
         let asked = || topics().filter(|topic| has_all(&format!("{} {}", topic.name, topic.question)));
         let mut topics = match (same, named.len()) {
@@ -46,7 +61,8 @@ impl Meant {
             topics.clear();
         }
         // A file of this name is none that was asked for.
-        let is_recipe = !Path::new(name).exists() && Recipe::load(name).is_ok();
+        let name = left.as_str();
+        let is_recipe = !name.is_empty() && !Path::new(name).exists() && Recipe::load(name).is_ok();
         let kinds = [("schemes", name.parse::<Scheme>().is_ok()), ("recipes", is_recipe)];
         let commands = kinds.into_iter().filter(|(_, is_known)| *is_known);
         Meant {
@@ -83,6 +99,8 @@ mod tests {
         assert_eq!(names("nvfp4"), ["formats", "block-scales"]);
         assert_eq!(names("GPTQ"), ["awq-gptq-fp8"]);
         assert_eq!(names("scale")[..1], ["scales"]);
+        assert_eq!(names("what is nvfp4?"), names("nvfp4"));
+        assert_eq!(names("How does rotation"), ["rotations"]);
         for none in ["what", "", "xyzzy", "-"] {
             assert!(names(none).is_empty(), "{none}");
         }
@@ -93,6 +111,7 @@ mod tests {
         let nvfp4 = Meant::by("nvfp4");
         assert_eq!(nvfp4.commands, ["mantissa schemes nvfp4", "mantissa recipes nvfp4"]);
         assert!(Meant::by("KL").term.is_some_and(|entry| entry.meaning.contains("ln")));
+        assert_eq!(Meant::by("What is NVFP4?").commands.len(), 2);
         assert_eq!(Meant::by("gptq-int4-g128").commands, ["mantissa recipes gptq-int4-g128"]);
         assert!(Meant::by("xyzzy").is_empty() && Meant::by("perplexities").term.is_some());
     }

@@ -56,7 +56,9 @@ impl Asked<'_> {
         let usable = bytes(usable as u64);
         let metal = self.device.maker == Maker::Apple;
         match self.given.map(|memory| bytes(memory as u64)) {
-            Some(memory) if metal => format!("--memory {memory}, of which Metal lets the GPU use {usable}"),
+            Some(memory) if metal => {
+                format!("--memory {memory}, of which Metal lets the GPU use {usable}{}", self.sold())
+            }
             Some(memory) => format!("--memory {memory}"),
             None if metal => {
                 let all = bytes(self.device.memory as u64);
@@ -64,6 +66,16 @@ impl Asked<'_> {
             }
             None => format!("{usable} usable"),
         }
+    }
+
+    /// Says what a Mac is sold with where `--memory` has its number of GB in powers of ten: Apple's are GiB.
+    fn sold(&self) -> String {
+        let number = self.given.map_or(0.0, |memory| memory / 1e9);
+        if number < 1.0 || number.fract() != 0.0 {
+            return String::new();
+        }
+        let whole = bytes((number * f64::from(1 << 30)) as u64);
+        format!("; a Mac sold with {number} GB has {whole}: --memory {number}GiB")
     }
 
     /// Describes what is planned, for the first line.

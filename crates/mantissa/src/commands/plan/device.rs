@@ -24,8 +24,21 @@ pub const THIS: &str = "this";
 /// An unknown name; a figure that cannot be used; a report without limits; not enough memory to measure.
 pub fn device(name: &str, context: &Context) -> Result<Device> {
     if name.eq_ignore_ascii_case(THIS) {
-        return this(context);
+        return this(MEASUREMENTS, context);
     }
+    known(name)
+}
+
+/// As [`device`], for answers that depend on the units of the hardware and not on its speed: this CPU is measured once.
+///
+/// # Errors
+/// As [`device`].
+pub fn units_of(name: &str, context: &Context) -> Result<Device> {
+    if name.eq_ignore_ascii_case(THIS) { this(1, context) } else { known(name) }
+}
+
+/// Finds the hardware of this name, or describes it by its figures.
+fn known(name: &str) -> Result<Device> {
     if Device::is_figures(name) {
         return Ok(Device::from_figures(name)?);
     }
@@ -35,11 +48,11 @@ pub fn device(name: &str, context: &Context) -> Result<Device> {
     Ok(Device::named(name)?)
 }
 
-/// Measures this CPU.
-fn this(context: &Context) -> Result<Device> {
+/// Measures this CPU so many times.
+fn this(measurements: usize, context: &Context) -> Result<Device> {
     let machine = Machine::this();
     let probe = Probe::new(context.threads)?;
-    let runs: Vec<_> = (0..MEASUREMENTS).map(|_| probe.run()).collect();
+    let runs: Vec<_> = (0..measurements).map(|_| probe.run()).collect();
     let found = best(&runs);
     spread(&runs).iter().for_each(|told| context.note(told));
     let giga = |rate: Option<f64>| rate.map(|rate| rate / 1e9);

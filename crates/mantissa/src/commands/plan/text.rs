@@ -95,7 +95,10 @@ pub fn interval([low, _, high]: [f64; 3]) -> String {
 pub fn loss(row: &Row) -> String {
     match row.precision.measured_kl() {
         Some(0.0) => "none".to_owned(),
-        Some(kl) => format!("{} ({kl:.4})", Verdict::new((kl, 0.0), (0.0, 0.0)).word()),
+        Some(kl) => {
+            let at_most = if row.precision.is_bounded(None) { "≤ " } else { "" };
+            format!("{} ({at_most}{kl:.4})", Verdict::new((kl, 0.0), (0.0, 0.0)).word())
+        }
         None => "not measured".to_owned(),
     }
 }

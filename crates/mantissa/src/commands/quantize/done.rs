@@ -124,7 +124,12 @@ fn kept_line(quality: &Quality) -> Option<String> {
 
 pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let r = done.quality;
-    let kept = if r.kept.is_empty() { String::new() } else { format!(", {} kept", r.kept.len()) };
+    // The line of the reasons has the numbers, embeddings included.
+    let reasons = kept_line(r);
+    let kept = match &reasons {
+        None if !r.kept.is_empty() => format!(", {} kept", r.kept.len()),
+        _ => String::new(),
+    };
     let output = done.output.display();
     labelled(out, "recipe", &r.recipe)?;
     labelled(
@@ -132,7 +137,7 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
         "output",
         &format!("{output}: {} in format {}{kept}", counted(r.layers.len() as u64, "layer"), r.container),
     )?;
-    if let Some(line) = kept_line(r) {
+    if let Some(line) = reasons {
         labelled(out, "kept", &line)?;
     }
     let grown = larger(r.bytes, done.source_bytes);

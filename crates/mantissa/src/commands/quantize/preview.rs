@@ -138,7 +138,7 @@ impl<'a> DryRun<'a> {
     pub(super) fn human(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "{} layers quantized by {} in format {}; {} kept",
+            "{} layers quantized by {} in format {}; {} of the layers kept",
             self.layers, self.recipe, self.container, self.kept
         )?;
         writeln!(

@@ -261,7 +261,7 @@ pub fn figures(comparison: &Comparison) -> Table {
         ("policy", Align::Left),
         ("steps", right),
         ("tokens", right),
-        ("loss", right),
+        ("smoothed loss", right),
         ("validation", right),
         ("tok/s", right),
         ("peak memory", right),

@@ -142,10 +142,11 @@ fn verdict(
         n => format!("{n} steps skipped for gradients that overflowed"),
     };
     format!(
-        "{outcome}: {}{of} {}; loss {:.3} → {:.3} nats/token; {skipped}.",
+        "{outcome}: {}{of} {}; loss {:.3} → {:.3} nats/token (smoothed {:.3}); {skipped}.",
         last.step,
         number_of(about.filter(|about| about.steps > 0).map_or(last.step, |about| about.steps), "step"),
         first.loss,
+        last.loss,
         last.smoothed_loss
     )
 }

@@ -22,6 +22,8 @@ const COMMANDS: [(&[&str], &str, Line); 3] = [
     (&["/clear"], "forget all messages but the system's", Line::Clear),
     (&["/help", "/?"], "list these commands", Line::Help),
 ];
+/// Command that sets the system message, before its text.
+const SYSTEM: &str = "/system";
 /// Command that sets the temperature, before its value.
 const SET: &str = "/set temperature";
 /// Hint on how to leave, after Ctrl-C.
@@ -83,6 +85,11 @@ pub(super) fn run(
                 context.note(&format!("temperature {temperature} from the next answer on"));
                 continue;
             }
+            Line::System(text) => {
+                conversation.set_system(text);
+                context.note("another system message from the next answer on; /clear forgets the others");
+                continue;
+            }
             Line::Unknown(word) => {
                 context.note(&unknown(&word));
                 continue;
@@ -130,9 +137,21 @@ impl<'a> Conversation<'a> {
         Conversation { args, template, tokenizer, limit, messages, held, rendered }
     }
 
+    /// Number of messages of the system: 0 or 1, before all others.
+    fn of_system(&self) -> usize {
+        usize::from(self.messages.first().is_some_and(|message| message.role == "system"))
+    }
+
     /// Forgets all messages but the system's.
     fn clear(&mut self) {
-        self.messages.truncate(usize::from(self.args.system.is_some()));
+        self.messages.truncate(self.of_system());
+        (self.held, self.rendered) = Default::default();
+    }
+
+    /// Replaces the system's message.
+    fn set_system(&mut self, text: String) {
+        let before = self.of_system();
+        self.messages.splice(..before, [Message::new("system", text)]);
         (self.held, self.rendered) = Default::default();
     }
 
@@ -145,7 +164,7 @@ impl<'a> Conversation<'a> {
         if tokens.0.len() + room <= self.limit {
             return Ok(tokens);
         }
-        let first = usize::from(self.args.system.is_some());
+        let first = self.of_system();
         let before = self.messages.len();
         while tokens.0.len() + room > self.limit - self.limit / 4 && self.messages.len() > first + 1 {
             self.messages.drain(first..first + 2);
@@ -199,6 +218,8 @@ enum Line {
     Clear,
     Help,
     End,
+    /// The system message of the next answers.
+    System(String),
     /// The sampling temperature of the next answers.
     Temperature(f32),
     /// A word that looks like a command and is none.
@@ -209,7 +230,8 @@ enum Line {
 fn help() -> Vec<String> {
     let set = format!("{SET} T: sample the next answers at temperature T; 0 is greedy");
     let named = COMMANDS.iter().map(|(words, meaning, _)| format!("{}: {meaning}", words.join(", ")));
-    named.chain([set]).collect()
+    let system = format!("{SYSTEM} TEXT: answer under this system message from now on");
+    named.chain([system, set]).collect()
 }
 
 /// Reads the next line that is not empty. Asks a person for it.
@@ -236,6 +258,10 @@ fn parse(line: &str) -> Option<Line> {
     let word = text.split_whitespace().next()?;
     if let Some((.., command)) = COMMANDS.iter().find(|(words, ..)| words.contains(&text)) {
         return Some(command.clone());
+    }
+    let system = text.strip_prefix(SYSTEM).filter(|text| text.starts_with(char::is_whitespace));
+    if let Some(system) = system {
+        return Some(Line::System(system.trim().to_owned()));
     }
     let temperature = text.strip_prefix(SET).and_then(|value| value.trim().parse::<f32>().ok());
     if let Some(temperature) = temperature.filter(|t| (0.0..=100.0).contains(t)) {
@@ -290,6 +316,8 @@ mod tests {
         }
         assert!(matches!(parse("/set temperature warm\n"), Some(Line::Unknown(_))));
         assert!(said("/set system x\n").starts_with("unknown command /set; /help lists commands"));
+        assert!(matches!(parse("/system Be brief.\n"), Some(Line::System(text)) if text == "Be brief."));
+        assert!(said("/system\n").starts_with("unknown command /system; "));
         assert!(said("/exti\n").starts_with("unknown command /exti; "));
         assert!(said("/clear it\n").starts_with("/clear takes no more words; "));
     }

@@ -22,6 +22,10 @@ impl Prompt {
     /// Reads the prompt and tokenizes it, or the conversation rendered from it.
     pub(super) fn read(args: &Args, tokenizer: &Tokenizer, context: &Context) -> Result<Self> {
         let text = text(args, tokenizer)?;
+        if args.chat && text.trim().is_empty() {
+            let allowed = "a message: -p TEXT, or text on standard input";
+            return Err(BadInput::new("--prompt", "an empty message of the user", allowed).into());
+        }
         let of_chats = [("--system", &args.system), ("--chat-template", &args.chat_template)];
         if let Some((option, _)) = of_chats.iter().find(|(_, given)| given.is_some() && !args.chat) {
             let allowed = "--chat or --interactive with it";

@@ -30,6 +30,9 @@ pub(super) fn run(run: &Path, step: Option<u64>, context: &Context) -> Result<()
     context.report(&done, |out| human(out, &done))
 }
 
+/// Definition of the error of a step's gradient, which is not that of its norm.
+const ROOT: &str = "the root mean square of the tensors' relative errors";
+
 fn human(out: &mut dyn Write, done: &AutopsyReport) -> io::Result<()> {
     let autopsy = &done.autopsy;
     let from = done.checkpoint.as_ref().and_then(|path| path.file_stem());
@@ -39,7 +42,7 @@ fn human(out: &mut dyn Write, done: &AutopsyReport) -> io::Result<()> {
         |run: Option<f64>, f32: Option<f64>| format!("{} in the run, {} in f32", figure(run), figure(f32));
     labelled(out, "loss", &both(autopsy.loss.run, autopsy.loss.f32))?;
     let norm = both(autopsy.grad_norm.run, autopsy.grad_norm.f32);
-    labelled(out, "gradient", &format!("norm {norm}; error {}", percent(autopsy.error)))?;
+    labelled(out, "gradient", &format!("norm {norm}; error {}, {ROOT}", percent(autopsy.error)))?;
     labelled(out, "verdict", &done.summary)?;
     for culprit in &autopsy.culprits {
         of_culprit(out, culprit)?;
@@ -109,6 +112,10 @@ fn hint(autopsy: &Autopsy) -> Option<String> {
             ),
             None => "lower model.std or optimizer.lr".to_owned(),
         }),
+        Verdict::Spread => Some(
+            "all operands together are too coarse: a policy of more bits, --set precision.policy=bf16, or fp32 if it is that"
+                .to_owned(),
+        ),
         _ => None,
     }
 }
