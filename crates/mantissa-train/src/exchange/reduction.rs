@@ -29,7 +29,8 @@ impl Reduction {
     /// # Errors
     /// [`RankError`].
     pub(crate) fn unit(&mut self, unit: Unit, grads: &mut Gradients) -> Result<(), RankError> {
-        let params = self.units.completes(self.units.index(unit));
+        let units = Arc::clone(&self.units);
+        let params = units.completes(units.index(unit));
         if self.format.is_plain() {
             let ranges = params.iter().map(|param| param.range.clone());
             reduce(&mut self.link, ranges, &self.shards, grads)?;
