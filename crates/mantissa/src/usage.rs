@@ -62,7 +62,9 @@ fn with_command(error: &clap::Error, arguments: &[OsString], program: &Command) 
     };
     let rest = arguments.get(1..).filter(|_| runs)?;
     let words = || [program.get_name(), "run"].map(OsString::from).into_iter().chain(rest.iter().cloned());
-    match program.clone().try_get_matches_from(words()) {
+    // The model may stand after the command as well, where this reads it.
+    let tried = words().filter(|word| !["-m", "--model", "-hf"].iter().any(|option| word == option));
+    match program.clone().try_get_matches_from(tried) {
         Ok(_) => Some(words().map(|word| quoted(word.as_ref())).collect::<Vec<_>>().join(" ")),
         Err(_) => Some(format!("{NAME} run --help")),
     }

@@ -111,7 +111,7 @@ mod tests {
         let nvfp4 = Meant::by("nvfp4");
         assert_eq!(nvfp4.commands, ["mantissa schemes nvfp4", "mantissa recipes nvfp4"]);
         assert!(Meant::by("KL").term.is_some_and(|entry| entry.meaning.contains("ln")));
-        assert_eq!(Meant::by("What is NVFP4?").commands.len(), 2);
+        assert_eq!(Meant::by("What is nvfp4?").commands.len(), 2);
         assert_eq!(Meant::by("gptq-int4-g128").commands, ["mantissa recipes gptq-int4-g128"]);
         assert!(Meant::by("xyzzy").is_empty() && Meant::by("perplexities").term.is_some());
     }
