@@ -108,7 +108,7 @@ pub use optim::{
     SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
 pub use pages::Paged;
-pub use parallel::{Group, ParallelOptions, follow};
+pub use parallel::{Group, HeldByRank, ParallelOptions, follow};
 pub use param_table::{ParamInfo, ParamTable};
 pub use plan::{MemoryPlan, Options};
 pub use policy::{

@@ -240,7 +240,8 @@ const FLAGS: &[Flag] = &[
     ),
     (&["plan"], &["num-gpus", "gpus", "tensor-parallel-size", "tp"], "--devices N"),
     (&["plan"], &["batch-size", "bs"], "--batch N"),
-    (&["lint", "plan", "fit", "recipes"], &["engine", "backend", "target"], "--for ENGINE"),
+    (&["lint", "plan", "recipes"], &["engine", "backend", "target"], "--for ENGINE"),
+    (&["fit"], &["backend", "target"], "--for ENGINE"),
     (&["quantize"], &["backend", "target"], "--for ENGINE"),
     (&["inspect", "verify", "doctor", "report"], &["for", "engine"], "mantissa lint MODEL --for ENGINE"),
     (

@@ -254,11 +254,11 @@ fn memory(
 ) -> Vec<(&'static str, u64)> {
     let Replica { config, options, parallel, .. } = replica;
     let batches = settings.data.accumulate / parallel.leaves.max(1);
-    let [weights, gradients] = parallel.shares(config, table, ranks.count(), batches);
+    let held = parallel.held(config, table, ranks.count(), batches);
     let mut memory = plan.entries;
     for (what, bytes) in &mut memory {
         // What other ranks hold takes no memory here.
-        let share = [("parameters", weights), ("gradients", gradients)];
+        let share = [("parameters", held.weights), ("gradients", held.gradients)];
         if let Some((_, share)) = share.into_iter().find(|(divided, _)| divided == what) {
             *bytes = (*bytes as f64 * share) as u64;
         }
@@ -271,7 +271,9 @@ fn memory(
     };
     memory.push(("optimizer state", state));
     let largest = table.iter().map(|param| param.range.len()).max().unwrap_or(0);
-    let leaves = parallel.bytes((table.len(), largest), options.policy.gradients, ranks.count());
+    let gradients = options.policy.gradients;
+    let leaves =
+        parallel.bytes((table.len(), largest), gradients, ranks.count()) + gradients.bytes() * held.messages;
     if leaves > 0 {
         memory.push(("leaves and messages", leaves));
     }

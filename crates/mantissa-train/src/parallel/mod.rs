@@ -32,7 +32,7 @@ mod statistics;
 
 pub use follow::follow;
 pub use group::Group;
-pub use options::ParallelOptions;
+pub use options::{HeldByRank, ParallelOptions};
 
 pub(crate) use command::{Command, StepOrder};
 pub(crate) use inventory::SharedArray;

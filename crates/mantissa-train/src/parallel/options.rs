@@ -22,6 +22,17 @@ pub struct ParallelOptions {
     pub gather: Option<MessageFormat>,
 }
 
+/// Part of a model that a rank holds at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldByRank {
+    /// Share of the weights.
+    pub weights: f64,
+    /// Share of the gradients.
+    pub gradients: f64,
+    /// Gradients in messages of one layer, elements.
+    pub messages: u64,
+}
+
 impl Default for ParallelOptions {
     fn default() -> Self {
         ParallelOptions { leaves: 1, zero: 0, gradients: MessageFormat::default(), gather: None }
@@ -34,16 +45,20 @@ impl ParallelOptions {
         self.leaves <= 1 && self.gradients.is_plain() && self.gather.is_none()
     }
 
-    /// Returns the shares of weights and gradients that one of `ranks` ranks holds at most, whose leaves have `batches` batches each.
-    pub fn shares(&self, config: &ModelConfig, table: &ParamTable, ranks: usize, batches: usize) -> [f64; 2] {
+    /// Returns what one of `ranks` ranks holds at most, whose leaves have `batches` batches each.
+    pub fn held(&self, config: &ModelConfig, table: &ParamTable, ranks: usize, batches: usize) -> HeldByRank {
         let units = Units::new(config, table);
         let all = table.len().max(1) as f64;
         let part = |largest: usize| (1.0 / ranks.max(1) as f64 + largest as f64 / all).min(1.0);
-        let by_unit = self.leaves == ranks && batches == 1;
-        [
-            if self.zero >= 3 && ranks > 1 { part(units.most_read()) } else { 1.0 },
-            if self.zero >= 2 && ranks > 1 && by_unit { part(units.most_completed()) } else { 1.0 },
-        ]
+        let divides = |stage: u8| self.zero >= stage && ranks > 1;
+        let by_unit = divides(2) && self.leaves == ranks && batches == 1;
+        let [read, completed] = [units.most_read(), units.most_completed()];
+        HeldByRank {
+            weights: if divides(3) { part(read) } else { 1.0 },
+            gradients: if by_unit { part(completed) } else { 1.0 },
+            // What is sent of a unit waits until it is received, while what others sent of it arrives.
+            messages: if by_unit { 2 * completed as u64 } else { 0 },
+        }
     }
 
     /// Bytes of sums that wait, of the errors of gradients in few bits, and of messages on one of `ranks` ranks, for `len`
