@@ -195,7 +195,9 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<(
             let path = track.path().to_string();
             let what = error.to_string();
             // Before a key is read, there is no path of a field: the text is no JSON.
-            if error.is_syntax() || error.is_eof() || path.split('.').any(|part| part == "?") {
+            let is_number = what.starts_with("number out of range");
+            let is_text = error.is_syntax() && !is_number || error.is_eof();
+            if is_text || path.split('.').any(|part| part == "?") {
                 return ApiError::bad(format!("invalid JSON body: {what}"));
             }
             let missing = what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
