@@ -36,13 +36,7 @@ pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         }
         staging.copy(&path, name)?;
     }
-    let templates = ChatTemplates::additional(from);
-    if !templates.is_empty() {
-        let folder = staging.path().join(ChatTemplates::FOLDER);
-        let io = |error| Error::Io { path: folder.clone(), operation: "create folder", error };
-        std::fs::create_dir(&folder).map_err(io)?;
-    }
-    for (name, path) in templates {
+    for (name, path) in ChatTemplates::additional(from) {
         staging.copy(&path, &format!("{}/{name}.jinja", ChatTemplates::FOLDER))?;
     }
     Ok(())

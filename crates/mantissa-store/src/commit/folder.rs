@@ -145,6 +145,10 @@ impl Staging {
     pub fn copy(&mut self, from: &Path, file: &str) -> Result<()> {
         let source = RegularFile::open(from, "a file to copy")?;
         let path = self.path.join(file);
+        // Of a file within a folder.
+        if let Some(folder) = path.parent().filter(|folder| *folder != self.path && !folder.exists()) {
+            disk::create_folder(folder).map_err(|e| Error::io(folder, "create", e))?;
+        }
         let out = create_new(&path)?;
         let mut piece = vec![0; COPY.min(usize::try_from(source.len()).unwrap_or(COPY))];
         let mut at = 0;

@@ -1,7 +1,7 @@
 //! Training over ranks: data parallel, with sharded optimizer states, gradients and weights (ZeRO) and gradients in few bits.
 //!
 //! A step has a fixed number of *leaves* (logical workers), each with its own batches. Gradients of a leaf are summed over
-//! its batches in their order, and those of the leaves as a binary tree ([`tree`]). Ranks host whole leaves and exchange
+//! its batches in their order, and those of the leaves as a binary tree ([`crate::exchange`]). Ranks host whole leaves and exchange
 //! bytes, never sums of a library, so the bits of a run do not depend on the number of ranks; random numbers belong to the
 //! batch, and the errors of gradients in few bits to the leaf.
 //!

@@ -417,13 +417,9 @@ fn units_are_computed_by_number_and_by_rank() {
 #[test]
 fn the_lines_of_a_script_do_the_job() {
     let place = Place::tiny();
-    for (i, line) in [
-        "quantize MODEL --recipe rtn-int4-g32",
-        "fit MODEL --schemes int3-g32,int4-g32 --bits 3.5 --samples 2 --length 32",
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    let tokens = format!("--tokens {}:w", place.at("windows.json").display());
+    let fit = format!("fit MODEL --schemes int3-g32,int4-g32 --budget 4bpw {tokens}");
+    for (i, line) in ["quantize MODEL --recipe rtn-int4-g32", fit.as_str()].into_iter().enumerate() {
         let (out, alone) = (format!("out-{i}"), format!("alone-{i}"));
         let given = ["--workers", "3", "--engine", "mpi"].map(str::to_owned).to_vec();
         let words = [place.words(line, &out), given].concat();
