@@ -357,7 +357,6 @@ impl Job for Train {
         let progress = train_loop.trainer.progress();
         let outcome = outcome.and_then(|loss| {
             train_loop.take_best()?.iter().for_each(|warning| host.warn(warning));
-            train_loop.trainer.gather_weights()?;
             let folder = &train_loop.checkpoints.folder;
             let results = results::write(&mut train_loop.trainer, &setup, settings, folder, host)?;
             Ok((loss, results, train_loop.trainer.end_group()?))

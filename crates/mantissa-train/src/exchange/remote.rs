@@ -14,6 +14,7 @@ use super::message::MessageFormat;
 use super::sums::{Bucket, buckets, gather, length, to_all};
 use super::units::{Unit, Units};
 use crate::arena::Parameters;
+use crate::param_table::ParamInfo;
 
 /// Weights of which this rank holds a part.
 #[derive(Debug)]
@@ -181,9 +182,7 @@ fn read_coded(
     params: &mut Parameters,
 ) -> Option<()> {
     let is_matrix = |piece: &Range<usize>| {
-        let of = |param: &&crate::param_table::ParamInfo| {
-            param.range.start <= piece.start && piece.end <= param.range.end
-        };
+        let of = |param: &&ParamInfo| param.range.start <= piece.start && piece.end <= param.range.end;
         units.reads(unit).find(of).is_some_and(|param| param.tensor.shape.len() > 1)
     };
     let mut rest = message;

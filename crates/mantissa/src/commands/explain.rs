@@ -149,7 +149,7 @@ impl Execute for Args {
     }
 }
 
-/// What the answer of a topic depends on.
+/// Dependence of a topic's answer on the hardware and its speed.
 struct Uses {
     /// Figures or units of the hardware.
     hardware: bool,
