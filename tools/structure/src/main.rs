@@ -5,7 +5,8 @@
 //! - an import against the order of modules that a crate's root declares (`// Layer: …`),
 //! - a file over 600 lines that is no table, and a function over 100,
 //! - a branch on the members of a kind outside its home (ARCHITECTURE.md's table of kinds),
-//! - an example in the docs of a crate that says `doctest = false`: no test would run it.
+//! - an example in the docs of a crate that says `doctest = false`: no test would run it,
+//! - a release profile that links a program at a level without vectorization.
 //!
 //! `structure [ROOT]`; exit code 0 without problems, 1 with some, 2 if a file can't be read.
 
@@ -16,6 +17,7 @@ mod imports;
 mod kinds;
 mod layers;
 mod lengths;
+mod profiles;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -59,6 +61,7 @@ struct Report {
 fn check(root: &Path) -> Result<Report> {
     let architecture = Architecture::read(root)?;
     let mut report = Report::default();
+    let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap_or_default();
     let mut branches = vec![Vec::new(); architecture.kinds.len()];
     let folder = root.join("crates");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -67,6 +70,8 @@ fn check(root: &Path) -> Result<Report> {
     for directory in directories.iter().filter(|directory| directory.join("Cargo.toml").is_file()) {
         let manifest = read(&directory.join("Cargo.toml"))?;
         check_dependencies(directory, &manifest, &architecture, &mut report);
+        let name = directory.file_name().unwrap_or_default().to_string_lossy();
+        report.problems.extend(profiles::slow_link(&workspace, &name, directory, &manifest));
         let sources = CrateSources::read(directory)?;
         if manifest.lines().any(|line| line.trim() == "doctest = false") {
             report.problems.extend(unrun_examples(root, &sources));

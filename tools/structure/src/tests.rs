@@ -229,3 +229,17 @@ fn an_example_that_no_test_runs_is_found() {
         only(&root)
     );
 }
+
+#[test]
+fn a_program_linked_without_vectorization_is_found() {
+    let root = workspace();
+    let profile = |level: &str| {
+        format!("[profile.release.package.mantissa-store]\nopt-level = {level}\n\n[other]\nopt-level = 0\n")
+    };
+    write(root.path(), "Cargo.toml", &profile("\"s\""));
+    assert!(check(root.path()).unwrap().problems.is_empty());
+    write(root.path(), "crates/mantissa-store/src/main.rs", "fn main() {}\n");
+    assert!(only(&root).contains("opt-level \"s\" of a linked crate"), "{}", only(&root));
+    write(root.path(), "Cargo.toml", &profile("3"));
+    assert!(check(root.path()).unwrap().problems.is_empty());
+}

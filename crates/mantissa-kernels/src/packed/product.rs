@@ -5,6 +5,7 @@ use super::dot::{Dot, Quad};
 use super::panel_format::{Panel, PanelFormat};
 use super::scales::{ScaleCode, widen};
 use super::{BLOCK, QUADS, ROWS};
+use crate::simd::align_frame;
 
 /// Bytes from what a product reads to what it asks for. (Sapphire Rapids, two threads: 4-bit weights 22 -> 31 GB/s of
 /// 34, 8-bit ones 26 -> 30; from 2 KB to 16 KB it makes no difference. On Zen 4, whose own prefetcher does as well, it
@@ -168,6 +169,7 @@ pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usi
     let codes = x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0;
     let mut units = Units::<T>::of(x);
     let per_chunk = s.units(s.blocks);
+    align_frame();
     let mut sums = Sums::new(d);
     for (chunk, codes) in w.chunks().zip(codes.chunks(s.blocks.max(1))) {
         if s.ahead > 0 {
@@ -194,6 +196,7 @@ pub(crate) fn wide_product<D: Dot, const T: usize>(
 ) {
     assert!(out.len() == T, "packed product: sizes differ");
     let codes = x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0;
+    align_frame();
     let mut sums = Sums::new(d);
     let scales = (&*scales.scales, &*scales.mins);
     add::<D, QUADS, false, true, T>(d, s, w.as_chunks().0, scales, codes, Units::of(x), &mut sums);

@@ -84,6 +84,7 @@ struct Args<'a> {
 
 #[inline(always)]
 fn attend<S: TileSimd>(simd: S, args: &Args<'_>, state: &mut Softmax) {
+    crate::simd::align_frame();
     let Args { q, keys, values, visible, softcap, next } = args;
     // Codes of the next tile are prefetched as this one's are read; what follows them, here.
     for (next, tile) in next.iter().zip([keys, values]) {

@@ -15,6 +15,19 @@ pub(crate) use mantissa_num::lanes::Portable;
 /// Number of accumulators of every reduction: element `i` of a row belongs to lane `i % LANES`.
 pub(crate) const LANES: usize = 16;
 
+/// Aligns the frame of the function that this becomes a part of to cache lines.
+///
+/// A product needs more registers than there are. The compiler aligns what it puts aside on the stack only if a variable
+/// asked for it, and otherwise each second vector crosses a cache line. (AVX2, one thread, products of 16 and more tokens
+/// with Q4_0, Q4_K, Q2_K and Q8_0: 1.04 to 1.16 of the rate; where a second thread runs on the core, up to 1.5.)
+#[inline(always)]
+pub(crate) fn align_frame() {
+    #[repr(align(64))]
+    struct Line(#[allow(dead_code)] [u8; 64]);
+    let line = std::mem::MaybeUninit::<Line>::uninit();
+    std::hint::black_box(&line);
+}
+
 /// The operations of a level on 16 lanes.
 pub(crate) trait Simd: Copy {
     /// True if there are 32 vector registers, so that a tile of a product may hold 24 accumulators.

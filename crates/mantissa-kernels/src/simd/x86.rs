@@ -250,6 +250,7 @@ impl Lanes for Avx2 {
         #[inline(never)]
         #[target_feature(enable = "avx2,fma")]
         fn apart<W: Work>(l: Avx2, work: W) -> W::Out {
+            super::align_frame();
             work.run(l)
         }
         // SAFETY: a value of this type proves that the processor has these features.
@@ -364,6 +365,7 @@ impl Lanes for Avx512 {
         #[inline(never)]
         #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
         fn apart<W: Work>(l: Avx512, work: W) -> W::Out {
+            super::align_frame();
             work.run(l)
         }
         // SAFETY: a value of this type proves that the processor has these features.
