@@ -61,7 +61,7 @@ struct Report {
 fn check(root: &Path) -> Result<Report> {
     let architecture = Architecture::read(root)?;
     let mut report = Report::default();
-    let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap_or_default();
+    let workspace = read(&root.join("Cargo.toml"))?;
     let mut branches = vec![Vec::new(); architecture.kinds.len()];
     let folder = root.join("crates");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;

@@ -23,6 +23,7 @@ fn workspace() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let files = [
         ("ARCHITECTURE.md", ARCHITECTURE),
+        ("Cargo.toml", "[workspace]\nmembers = [\"crates/*\"]\n"),
         ("crates/mantissa-num/Cargo.toml", "[package]\nname = \"mantissa-num\"\n"),
         ("crates/mantissa-num/src/lib.rs", "pub fn zero() -> u8 { 0 }\n"),
         (
