@@ -70,8 +70,7 @@ fn check(root: &Path) -> Result<Report> {
     for directory in directories.iter().filter(|directory| directory.join("Cargo.toml").is_file()) {
         let manifest = read(&directory.join("Cargo.toml"))?;
         check_dependencies(directory, &manifest, &architecture, &mut report);
-        let name = directory.file_name().unwrap_or_default().to_string_lossy();
-        report.problems.extend(profiles::slow_link(&workspace, &name, directory, &manifest));
+        report.problems.extend(profiles::slow_link(&workspace, directory, &manifest));
         let sources = CrateSources::read(directory)?;
         if manifest.lines().any(|line| line.trim() == "doctest = false") {
             report.problems.extend(unrun_examples(root, &sources));
@@ -100,11 +99,7 @@ fn check_dependencies(directory: &Path, manifest: &str, architecture: &Architect
         report.problems.push(format!("{name}: not in ARCHITECTURE.md's table of crates"));
         return;
     };
-    let dependencies = manifest
-        .lines()
-        .skip_while(|line| *line != "[dependencies]")
-        .skip(1)
-        .take_while(|line| !line.starts_with('['))
+    let dependencies = section(manifest, "[dependencies]")
         .filter_map(|line| line.split(['.', ' ', '=']).next())
         .filter(|name| name.starts_with("mantissa"));
     for dependency in dependencies {
@@ -114,6 +109,15 @@ fn check_dependencies(directory: &Path, manifest: &str, architecture: &Architect
             report.problems.push(problem);
         }
     }
+}
+
+/// Returns the lines of a manifest's section, without its header; none if there is no such section.
+fn section<'m>(manifest: &'m str, header: &str) -> impl Iterator<Item = &'m str> {
+    manifest
+        .lines()
+        .skip_while(move |line| line.trim() != header)
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
 }
 
 /// Reads a file as text.

@@ -3,21 +3,30 @@
 
 use std::path::Path;
 
+use crate::section;
+
 /// Levels of `opt-level` without vectorization.
 const WITHOUT: [&str; 4] = ["0", "1", "\"s\"", "\"z\""];
 
-/// Finds overrides of the release profile, in the text of the workspace's `Cargo.toml`, for a crate with these contents that is
-/// linked to a program or a library of its own.
-pub fn slow_link(workspace: &str, name: &str, directory: &Path, manifest: &str) -> Option<String> {
-    let is_linked = directory.join("src/main.rs").is_file() || manifest.contains("crate-type");
-    let section = format!("[profile.release.package.{name}]");
-    let mut lines = workspace.lines().skip_while(|line| line.trim() != section);
-    lines.next().filter(|_| is_linked)?;
-    let settings = lines.take_while(|line| !line.starts_with('['));
-    let mut levels =
-        settings.filter_map(|line| line.trim().strip_prefix("opt-level")?.trim().strip_prefix('='));
-    let level = levels.find(|level| WITHOUT.contains(&level.trim()))?.trim();
-    Some(format!(
-        "Cargo.toml: {section}: opt-level {level} of a linked crate, expected 2 or 3: link-time optimization takes it for all crates"
-    ))
+/// Finds the level of the release profile, in the text of the workspace's `Cargo.toml`, for a crate with these contents that is
+/// linked to a program or a library of its own: that of its override, else the profile's.
+pub fn slow_link(workspace: &str, directory: &Path, manifest: &str) -> Option<String> {
+    if !directory.join("src/main.rs").is_file() && !manifest.contains("crate-type") {
+        return None;
+    }
+    let name = directory.file_name()?.to_string_lossy();
+    let headers = [format!("[profile.release.package.{name}]"), "[profile.release]".to_owned()];
+    let (header, level) = headers.iter().find_map(|header| Some((header, level(workspace, header)?)))?;
+    WITHOUT.contains(&level).then(|| {
+        format!(
+            "Cargo.toml: {header}: opt-level {level} of the linked crate {name}, expected 2 or 3: link-time optimization takes it for all crates"
+        )
+    })
+}
+
+/// Returns what a section says of `opt-level`.
+fn level<'w>(workspace: &'w str, header: &str) -> Option<&'w str> {
+    let value = |line: &'w str| line.trim().strip_prefix("opt-level")?.trim().strip_prefix('=');
+    let value = section(workspace, header).find_map(value)?;
+    Some(value.split('#').next()?.trim())
 }

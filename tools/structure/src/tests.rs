@@ -240,7 +240,10 @@ fn a_program_linked_without_vectorization_is_found() {
     write(root.path(), "Cargo.toml", &profile("\"s\""));
     assert!(check(root.path()).unwrap().problems.is_empty());
     write(root.path(), "crates/mantissa-store/src/main.rs", "fn main() {}\n");
-    assert!(only(&root).contains("opt-level \"s\" of a linked crate"), "{}", only(&root));
-    write(root.path(), "Cargo.toml", &profile("3"));
+    assert!(only(&root).contains("opt-level \"s\" of the linked crate mantissa-store"), "{}", only(&root));
+    let whole = "[profile.release]\nopt-level = \"z\" # small\n";
+    write(root.path(), "Cargo.toml", whole);
+    assert!(only(&root).contains("[profile.release]: opt-level \"z\""), "{}", only(&root));
+    write(root.path(), "Cargo.toml", &(profile("3") + whole));
     assert!(check(root.path()).unwrap().problems.is_empty());
 }
